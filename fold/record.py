@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from .errors import MossError
@@ -28,7 +27,7 @@ class FoldRecord:
     s_ffn: float = 1.0
     eps: str = "stock"
     via: str = "gate"
-    extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def factors(self) -> Factors:
@@ -58,7 +57,7 @@ class FoldRecord:
             s_ffn=check_factor(value.get("s_ffn", 1.0), "s_ffn", place),
             eps=eps,
             via=via,
-            extra=MappingProxyType({key: item for key, item in value.items() if key not in _KNOWN}),
+            extra={key: item for key, item in value.items() if key not in _KNOWN},
         )
 
     @classmethod
@@ -72,8 +71,7 @@ class FoldRecord:
         """The record of a uniform fold; MossError for per-block factors, which a file cannot carry."""
         if not factors.uniform:
             raise MossError("Per-block factors cannot be written into a file: give one value for c, s_attn and s_ffn.")
-        kept = MappingProxyType(dict(extra or {}))
-        return cls(factors.c[0], factors.s_attn[0], factors.s_ffn[0], extra=kept)
+        return cls(factors.c[0], factors.s_attn[0], factors.s_ffn[0], extra=dict(extra or {}))
 
     def to_dict(self) -> dict[str, Any]:
         """The record's fields in their written order, unknown ones last."""
