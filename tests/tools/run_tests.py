@@ -1,0 +1,135 @@
+"""Runs every part of the test suite that can run here, and says what was skipped and why. Used by dev.py."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from repo import NO_COMFYUI, ROOT
+
+
+@dataclass
+class Part:
+    """One part's outcome. A lint or type check counts as one test, so that the totals cover everything."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def line(self) -> str:
+        counts = f"{self.passed:>6} passed {self.failed:>4} failed {self.skipped:>4} skipped"
+        return f"{self.name:<12}{counts} {self.seconds:>7.1f} s"
+
+
+def main(python: Path, comfyui: Path | None, arguments: list[str]) -> int:
+    """Run all parts, print the summary, return 1 when anything failed. `arguments` go to every pytest."""
+    parts = [check("ruff", [str(python), "-m", "ruff", "check", "."]), check("mypy", [str(python), "-m", "mypy"])]
+    parts.append(run_pytest(python, "tests/unit", arguments))
+    parts.append(skip("tests/comfy", NO_COMFYUI) if comfyui is None else run_pytest(python, "tests/comfy", arguments))
+    parts.append(run_web(python, arguments))
+
+    print("\n== Summary")
+    for part in parts:
+        print(part.line())
+    failed = sum(p.failed for p in parts)
+    print(f"\n{sum(p.passed for p in parts)} passed, {failed} failed, {sum(p.skipped for p in parts)} skipped")
+    print(skipped_line(parts))
+    return 1 if failed else 0
+
+
+def skipped_line(parts: list[Part]) -> str:
+    """The last line: every reason, with how many tests it took."""
+    texts = [f"{p.name} ({number}x {why})" for p in parts for why, number in p.reasons.items()]
+    return "Nothing was skipped." if not texts else "Skipped: " + "; ".join(texts)
+
+
+def heading(name: str) -> None:
+    print(f"\n== {name}", flush=True)
+
+
+def skip(name: str, reason: str) -> Part:
+    """A part that cannot run here."""
+    heading(name)
+    print(f"skipped: {reason}")
+    return Part(name, skipped=1, reasons=Counter([reason]))
+
+
+def check(name: str, command: list[str]) -> Part:
+    """A command that either passes or fails."""
+    heading(name)
+    started = time.monotonic()
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return Part(name, passed=int(code == 0), failed=int(code != 0), seconds=time.monotonic() - started)
+
+
+def run_pytest(python: Path, folder: str, arguments: list[str]) -> Part:
+    """One pytest process over one folder. A crash, or a run in which nothing was collected, counts as one failure."""
+    if not any((ROOT / folder).rglob("test_*.py")):
+        return skip(folder, "no tests there")
+    heading(folder)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        xml = Path(temporary) / "junit.xml"
+        command = [str(python), "-m", "pytest", folder, f"--junitxml={xml}", *arguments]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        part = read_junit(folder, xml)
+    part.seconds = time.monotonic() - started
+    if code and not part.failed:
+        part.failed = 1
+    return part
+
+
+def read_junit(name: str, xml: Path) -> Part:
+    """Counts and skip reasons out of pytest's XML; an empty part when there is none."""
+    part = Part(name)
+    if not xml.exists():
+        return part
+    for case in ET.parse(xml).getroot().iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            part.failed += 1
+        elif skipped is not None:
+            part.skipped += 1
+            part.reasons[skipped.get("message") or "no reason given"] += 1
+        else:
+            part.passed += 1
+    return part
+
+
+def run_web(python: Path, arguments: list[str]) -> Part:
+    """The browser tests: npm packages first, where the folder asks for some."""
+    name, folder = "tests/web", ROOT / "tests" / "web"
+    package = folder / "package.json"
+    if package.exists():
+        npm = shutil.which("npm")
+        if npm is None or shutil.which("node") is None:
+            return skip(name, "no Node.js with npm on PATH")
+        if not install_packages(npm, folder):
+            return Part(name, failed=1)
+    return run_pytest(python, name, arguments)
+
+
+def install_packages(npm: str, folder: Path) -> bool:
+    """npm ci (npm install without a lock file), only when the package files changed since the last time."""
+    files = [folder / "package.json", folder / "package-lock.json"]
+    key = hashlib.sha256(b"".join(f.read_bytes() for f in files if f.exists())).hexdigest()
+    stamp = folder / "node_modules" / ".moss-stamp"
+    if stamp.exists() and stamp.read_text("utf-8") == key:
+        return True
+    heading("npm")
+    verb = "ci" if files[1].exists() else "install"
+    done = subprocess.run([npm, verb, "--no-audit", "--no-fund"], cwd=folder, check=False).returncode == 0
+    if done:
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.write_text(key, "utf-8")
+    return done
