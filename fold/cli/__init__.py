@@ -1,0 +1,67 @@
+"""The command line, ``python -m fold <command>``: one module per command, imported only when it is asked for.
+
+A command module has ``add(subparsers)``, which declares its arguments, and ``run(args) -> int``. It imports what is
+heavy inside ``run``. Exit status: 0 done, 2 bad arguments or input (one line on stderr), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..errors import MossError
+
+COMMANDS = ("inspect",)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; argparse would print the usage too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command and return the exit status."""
+    parser = _Parser(prog="python -m fold", description="MOSS-Image in fp16: inspect, run and convert checkpoints.")
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    # Only the command asked for is imported; for --help, or a command that is none, all of them.
+    asked = [name for name in COMMANDS if argv and argv[0] == name]
+    for name in asked or COMMANDS:
+        module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
+        module.add(subparsers)
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return _guarded(args)
+
+
+def _guarded(args: argparse.Namespace) -> int:
+    """Run the command; what goes wrong becomes one line on stderr and an exit status."""
+    try:
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader of our output has left (``| head``): point stdout elsewhere, or Python complains at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (MossError, OSError) as error:
+        return _complain(error, 2)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if os.environ.get("MOSS_FP16_TRACEBACK"):
+            raise
+        return _complain(f"{type(error).__name__}: {error} (MOSS_FP16_TRACEBACK=1 shows where)", 1)
+
+
+def _complain(error: object, status: int) -> int:
+    print(" ".join(str(error).split()), file=sys.stderr)
+    return status

@@ -1,0 +1,77 @@
+"""Options and output that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..factors import Factors, parse_factors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Subparsers = argparse._SubParsersAction[Any]
+    Run = Callable[[argparse.Namespace], int]
+
+
+def add_command(subparsers: Subparsers, name: str, run: Run, summary: str) -> argparse.ArgumentParser:
+    """Declare a command; ``summary`` is its line in ``--help``."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_factor_options(parser: argparse.ArgumentParser, c: str | None = None) -> None:
+    """``--c``, ``--s-attn``, ``--s-ffn``; ``c`` is the default of the first (None: not given)."""
+    form = "0.0625, 1/16 or a comma list with one value per block"
+    parser.add_argument("--c", default=c, help=f"factor of the streams: {form}" + (f" (default {c})" if c else ""))
+    parser.add_argument("--s-attn", default="1", help=f"factor of the attention outputs before their gate: {form}")
+    parser.add_argument("--s-ffn", default="1", help=f"factor of the FFN outputs before their gate: {form}")
+
+
+def factors_from(args: argparse.Namespace) -> Factors | None:
+    """The factors given on the command line, or None when ``--c`` was not (and has no default)."""
+    return None if args.c is None else parse_factors(args.c, args.s_attn, args.s_ffn)
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
+    """``--overwrite``."""
+    parser.add_argument("--overwrite", action="store_true", help="replace the target if it exists")
+
+
+def print_json(value: object) -> None:
+    """Print ``value`` as JSON for a script or a person to read."""
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def human_bytes(count: float) -> str:
+    """A byte count with a unit: ``11.2 GB``."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Make a plain ``kill`` unwind like Ctrl-C, so that what is half done is cleaned up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
