@@ -8,11 +8,13 @@ path, this repository is not, and the pack is imported the way ComfyUI does it: 
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from comfy_server import ComfyServer, comfy_arguments, golden_models, prepare_base
@@ -79,6 +81,12 @@ def save_conditioning(case_file: Path, case: str, target: Path) -> None:
 def base() -> Path:
     """The base directory (models, input, output) of the in-process ComfyUI."""
     return _BASE
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, Any]:
+    """tests/data/expected.json: architecture, factors and per-case figures of the golden models."""
+    return dict(json.loads((DATA / "expected.json").read_text("utf-8")))
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def ensure(comfyui: Path | None) -> Path:
     listing.write_text("\n".join(wanted) + "\n", "utf-8")
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
     if not sys.stdout.isatty():
-        pip.append("--quiet")
+        pip.append("-qq")  # errors only: logs need no progress bars
     call([*pip, "-r", str(listing)], "install the dependencies")
     if comfyui is not None:
         # ComfyUI imports torchaudio at its start. Its dependencies would bring another torch.

@@ -1,0 +1,156 @@
+"""The pack in a real ComfyUI, over HTTP: what an API user sees."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comfy_server import ComfyServer
+from safetensors.torch import load_file
+
+Prompt = dict[str, Any]
+
+NODES = (
+    "MossFP16Loader",
+    "MossFP16Fix",
+    "MossFP16Report",
+    "MossFP16LoadConditioning",
+    "MossFP16SaveConditioning",
+)
+LOADER_DEFAULTS = {"compute_dtype": "fp16", "fix": "none", "guard": "off"}
+COUNT = itertools.count()
+
+
+def node(kind: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": kind, "inputs": inputs}
+
+
+def with_defaults(server: ComfyServer, kind: str, **inputs: Any) -> dict[str, Any]:
+    """A node with every unnamed input at the default that /object_info states."""
+    schema = server.client.call("GET", f"/object_info/{kind}")[kind]["input"]
+    for name, (spec, *options) in schema.get("required", {}).items():
+        default = (options[0] if options else {}).get("default", spec[0] if isinstance(spec, list) and spec else None)
+        if name not in inputs and default is not None:
+            inputs[name] = default
+    return node(kind, **inputs)
+
+
+def job(
+    server: ComfyServer,
+    model: str,
+    *,
+    fix: Prompt | None,
+    steps: int = 3,
+    cfg: float = 1.0,
+    size: int = 96,
+    **loader: Any,
+) -> Prompt:
+    """Loader -> (Fix) -> KSampler -> Report -> SaveLatent on one golden model."""
+    loading = {"model_name": f"{model}.safetensors", **LOADER_DEFAULTS, **loader}
+    prompt = {
+        "1": with_defaults(server, "MossFP16Loader", **loading),
+        "3": node("MossFP16LoadConditioning", file=f"{model}_case0.safetensors"),
+        "4": node("EmptyFlux2LatentImage", width=size, height=size, batch_size=1),
+        "5": node(
+            "KSampler",
+            model=["1" if fix is None else "2", 0], positive=["3", 0], negative=["3", 0], latent_image=["4", 0],
+            seed=7, steps=steps, cfg=cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
+        ),
+        "6": node("MossFP16Report", model=["1" if fix is None else "2", 0], passthrough=["5", 0]),
+        "7": node("SaveLatent", samples=["6", 0], filename_prefix=f"latents/{next(COUNT)}"),
+    }  # fmt: skip
+    if fix is not None:
+        prompt["2"] = with_defaults(server, "MossFP16Fix", model=["1", 0], **fix)
+    return prompt
+
+
+def latent_of(server: ComfyServer, entry: dict[str, Any]) -> torch.Tensor:
+    """The latent that a finished job saved."""
+    (saved,) = entry["outputs"]["7"]["latents"]
+    return load_file(Path(server.base) / "output" / saved["subfolder"] / saved["filename"])["latent_tensor"]
+
+
+def report_of(entry: dict[str, Any]) -> dict[str, Any]:
+    """The one report in a finished job's history."""
+    (report,) = entry["outputs"]["6"]["moss_fp16_report"]
+    return dict(report)
+
+
+def test_pack_loads_without_a_complaint(server: ComfyServer) -> None:
+    log = server.log()
+    assert "IMPORT FAILED" not in log
+    about_us = [line for line in log.splitlines() if "ComfyUI-MOSS-FP16" in line or "comfy_entrypoint" in line]
+    assert not [line for line in about_us if "WARNING" in line or "ERROR" in line], about_us
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_node_is_listed_with_texts(server: ComfyServer, name: str) -> None:
+    info = server.client.call("GET", f"/object_info/{name}")[name]
+    assert info["category"] == "MOSS/FP16"
+    assert info["display_name"] and info["description"]
+    for group in info["input"].values():
+        if not isinstance(group, dict):
+            continue
+        for key, spec in group.items():
+            hidden = isinstance(spec, str) or len(spec) < 2
+            assert not hidden and spec[1].get("tooltip"), f"{name}.{key} has no tooltip"
+    assert all(info["output_tooltips"]), f"an output of {name} has no tooltip"
+
+
+@pytest.mark.parametrize("model", ["hot", "burst"])
+@pytest.mark.parametrize("where", ["loader", "fix"])
+def test_fp16_run_is_finite_with_the_fix(server: ComfyServer, golden: dict[str, Any], model: str, where: str) -> None:
+    factors = {name: str(value) for name, value in golden["factors"][model].items()}
+    options = {"fix": "online", "guard": "off", **factors}
+    if where == "loader":
+        entry = server.run(job(server, model, fix=None, **options))
+    else:
+        entry = server.run(job(server, model, fix=options))
+    report = report_of(entry)
+    assert torch.isfinite(latent_of(server, entry)).all()
+    assert report["schema"] == "moss_fp16.report/1"
+    assert report["mode"] == "online" and report["compute_dtype"] == "fp16"
+    assert report["model_calls"] == 3
+    assert report["summary"]["saturated"] == 0 and report["summary"]["non_finite"] == 0
+
+
+def test_without_the_fix_the_same_run_overflows_and_says_so(server: ComfyServer) -> None:
+    entry = server.run(job(server, "hot", fix=None))
+    summary = report_of(entry)["summary"]
+    assert summary["non_finite"] + summary["saturated"] > 0
+
+
+def test_rescue_saves_a_run_that_was_not_fixed(server: ComfyServer) -> None:
+    entry = server.run(job(server, "hot", fix=None, guard="rescue"))
+    assert torch.isfinite(latent_of(server, entry)).all()
+    assert report_of(entry)["rescues"]
+
+
+def test_an_interrupt_leaves_nothing_behind(server: ComfyServer) -> None:
+    # The plain MODEL and the fixed one are clones over the same module, held in the server's cache between prompts.
+    plain = job(server, "warm", fix=None, compute_dtype="fp32")
+    before = latent_of(server, server.run(plain))
+
+    long = job(server, "warm", fix={"fix": "online"}, compute_dtype="fp32", steps=2000, size=256)
+    with server.events() as events:
+        prompt_id = server.queue(long)
+        events.wait_for("progress", prompt_id=prompt_id)
+        server.interrupt()
+        status = server.wait(prompt_id)["status"]
+    assert not status["completed"]
+    assert "execution_interrupted" in [kind for kind, _ in status["messages"]]
+
+    # Above 0.9999 ComfyUI takes denoise for 1: the same run, but the sampler is not served from the cache.
+    again = job(server, "warm", fix=None, compute_dtype="fp32")
+    again["5"]["inputs"]["denoise"] = 0.99995
+    after = server.run(again)
+    assert torch.equal(latent_of(server, after), before)
+
+
+def test_a_bad_value_is_one_sentence(server: ComfyServer) -> None:
+    with pytest.raises(RuntimeError, match=r"MossFP16|c = 0|greater than 0|positive"):
+        server.run(job(server, "hot", fix={"fix": "online", "c": "0"}))
