@@ -23,6 +23,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -286,10 +287,17 @@ def reports(entry: Json) -> list[Json]:
     return [r for output in (entry.get("outputs") or {}).values() for r in output.get("moss_fp16_report", [])]
 
 
+def factor_text(value: Any) -> str:
+    """A factor as a fraction, or the range of a per-block list."""
+    values = value if isinstance(value, list) else [value]
+    first, last = (str(Fraction(v).limit_denominator(1 << 20)) for v in (max(values), min(values)))
+    return first if first == last else f"{first} to {last} per block"
+
+
 def format_report(report: Json) -> str:
     """The report as a text table: one line per block, then the summary and the warnings."""
     factors, summary = report.get("factors") or {}, report["summary"]
-    scale = ", ".join(f"{name} {factors[name]}" for name in ("c", "s_attn", "s_ffn") if name in factors)
+    scale = ", ".join(f"{name} {factor_text(factors[name])}" for name in ("c", "s_attn", "s_ffn") if name in factors)
     lines = [
         f"mode {report['mode']}, engine {report.get('engine')}, compute {report['compute_dtype']}, "
         f"stream {report['stream_dtype']}, {report['model_calls']} model calls" + (f", {scale}" if scale else ""),

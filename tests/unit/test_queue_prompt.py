@@ -1,0 +1,146 @@
+"""The example client script: arguments, settings, reports and exit codes, against a stand-in server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comfy_server import free_port, load_client
+
+client = load_client()
+API = Path(__file__).resolve().parents[2] / "example_workflows" / "api"
+BLOCK = {
+    "name": "layer.3", "max_abs": 11250.0, "over": 12, "saturated": 0, "clamped": 0, "non_finite": 0,
+    "headroom_bits": 2.54,
+}  # fmt: skip
+OVERFLOWED = BLOCK | {"name": "text.0", "max_abs": None, "headroom_bits": None, "non_finite": 7}
+REPORT = {
+    "schema": "moss_fp16.report/1", "mode": "online", "engine": "native", "compute_dtype": "fp16",
+    "stream_dtype": "fp16", "factors": {"c": 0.0625, "s_attn": [1.0, 0.5]}, "model_calls": 6,
+    "blocks": [BLOCK, OVERFLOWED],
+    "rescues": [{"step": 2, "sigma": 0.9, "rung": "c 1/32", "reason": "layer.3 saturated"}],
+    "summary": {"peak": None, "block": "text.0", "saturated": 0, "clamped": 0, "non_finite": 7},
+    "warnings": ["mind the gap"],
+}  # fmt: skip
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """Just enough of ComfyUI: refuses prompts with a node "bad", ends the others at once; no websocket."""
+
+    status: dict[str, Any] = {"completed": True, "messages": []}  # noqa: RUF012
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self, body: Any, status: int = 200) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "bad" in body.get("prompt", {}):
+            problem = {"message": "Value not in list", "details": "fix: 'nope'"}
+            errors = {"bad": {"class_type": "MossFP16Loader", "errors": [problem]}}
+            self.answer({"error": {"message": "Prompt outputs failed validation"}, "node_errors": errors}, 400)
+        else:
+            self.answer({"prompt_id": "p1"})
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/history/"):
+            self.answer({"p1": {"status": self.status, "outputs": {"6": {"moss_fp16_report": [REPORT]}}}})
+        else:
+            self.answer({"error": "nothing here"}, 404)
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+@pytest.fixture
+def workflow(tmp_path: Path) -> Path:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"6": {"class_type": "MossFP16Report", "inputs": {}}}), "utf-8")
+    return path
+
+
+def test_a_job_ends_with_its_table(server: str, workflow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert client.main([str(workflow), "--server", server]) == 0
+    out = capsys.readouterr().out
+    assert "layer.3" in out and "+2.5 bit" in out and "overflow" in out
+    assert "c 1/16" in out and "s_attn 1 to 1/2 per block" in out
+    assert "rescue at step 2: c 1/32 (layer.3 saturated)" in out and "warning: mind the gap" in out
+
+
+def test_json_is_the_report_itself(server: str, workflow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert client.main([str(workflow), "--server", server, "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out) == [REPORT]
+
+
+def test_a_failed_job_exits_1(
+    server: str, workflow: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"node_id": "1", "node_type": "MossFP16Loader", "exception_message": "no such file\n"}
+    monkeypatch.setattr(StandIn, "status", {"completed": False, "messages": [["execution_error", error]]})
+    assert client.main([str(workflow), "--server", server]) == 1
+    assert capsys.readouterr().err == "Node 1 (MossFP16Loader) failed: no such file\n"
+
+
+def test_a_refused_workflow_exits_2(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"bad": {"class_type": "MossFP16Loader", "inputs": {}}}), "utf-8")
+    assert client.main([str(path), "--server", server]) == 2
+    err = capsys.readouterr().err
+    assert "node bad (MossFP16Loader): Value not in list: fix: 'nope'" in err and err.count("\n") == 1
+
+
+def test_no_server_exits_2(workflow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert client.main([str(workflow), "--server", f"127.0.0.1:{free_port()}"]) == 2
+    assert "No ComfyUI answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "not json", "[1]", '{"nodes": []}', '{"1": {"inputs": {}}}'])
+def test_a_file_that_is_no_api_workflow_exits_2(
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.json"
+    if content is not None:
+        path.write_text(content, "utf-8")
+    assert client.main([str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_settings_find_their_node() -> None:
+    workflow = client.load_workflow(API / "moss_fp16_headless.json")
+    for setting in (
+        "KSampler.steps=8",
+        "1.c=0.0625",
+        "MossFP16Loader.counters=false",
+        "Positive conditioning.file=a=b",
+    ):
+        client.apply_setting(workflow, setting)
+    assert workflow["5"]["inputs"]["steps"] == 8
+    assert workflow["1"]["inputs"]["c"] == "0.0625"
+    assert workflow["1"]["inputs"]["counters"] is False
+    assert workflow["2"]["inputs"]["file"] == "a=b"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["steps=8", "KSampler.steps", "Nobody.x=1", "MossFP16LoadConditioning.file=x", "KSampler.model=x", ".a=1"],
+)
+def test_a_setting_that_fits_nothing_is_refused(setting: str) -> None:
+    with pytest.raises(client.ClientError, match="--set"):
+        client.apply_setting(client.load_workflow(API / "moss_fp16_headless.json"), setting)
