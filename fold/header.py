@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from .errors import MossError
 
@@ -79,7 +80,7 @@ def read_header(file: Path) -> Header:
     return Header(file, tensors, metadata, size)
 
 
-def open_regular(file: Path) -> BinaryIO:
+def open_regular(file: Path) -> BufferedReader:
     """Open a regular file for reading; MossError in words when it is missing, no file or not readable."""
     try:
         mode = file.stat().st_mode
@@ -134,12 +135,15 @@ def _parse_json(raw: bytes, file: Path) -> dict[str, Any]:
         _fail(file, "its header is not valid JSON")
     if not isinstance(entries, dict):
         _fail(file, "its header is not a JSON object")
+    for name in entries:
+        if not _is_text(name):
+            _fail(file, f"{clip(name)} is not a UTF-8 name")
     return entries
 
 
 def _metadata(value: Any, file: Path) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        _fail(file, "__metadata__ is not an object of strings")
+    if not isinstance(value, dict) or not all(_is_text(item) for pair in value.items() for item in pair):
+        _fail(file, "__metadata__ is not an object of UTF-8 strings")
     return value
 
 
@@ -160,6 +164,14 @@ def _tensor(name: str, entry: Any, data_start: int, file: Path) -> TensorInfo:
     if math.prod(shape) * bits != (end - begin) * 8:
         _fail(file, f"{shown} has {end - begin} bytes, which do not fit its dtype {dtype} and shape {shape}")
     return TensorInfo(name, dtype, tuple(shape), end - begin, data_start + begin, file)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether ``value`` is a string that UTF-8 can write (JSON can hold halves of surrogate pairs)."""
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_sizes(value: Any) -> bool:
@@ -183,6 +195,18 @@ def _check_ranges(tensors: dict[str, TensorInfo], data_start: int, size: int, fi
 
 def _by_offset(tensors: dict[str, TensorInfo]) -> Iterator[TensorInfo]:
     return iter(sorted(tensors.values(), key=lambda info: (info.start, info.nbytes)))
+
+
+def header_bytes(tensors: Sequence[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file that holds ``tensors`` (name, dtype, shape, nbytes) in this order."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name, dtype, shape, nbytes in tensors:
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + nbytes]}
+        position += nbytes
+    raw = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw
 
 
 def clip(value: object) -> str:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from ..errors import MossError
 
-COMMANDS = ("inspect",)
+COMMANDS = ("inspect", "export", "unfold")
 
 
 class _Parser(argparse.ArgumentParser):

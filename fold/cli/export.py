@@ -1,0 +1,89 @@
+"""``export``: write a checkpoint with a fold in its weights and the record that says so."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from .common import (
+    add_command,
+    add_factor_options,
+    add_json_option,
+    add_overwrite_option,
+    factors_from,
+    human_bytes,
+    print_json,
+    stoppable,
+)
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from ..export import ExportResult
+    from .common import Subparsers
+
+LAYOUTS = {"keep": None, "split": False, "fused": True}
+
+
+def add(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = add_command(
+        subparsers, "export", run, "Write a checkpoint whose weights carry the fold (a fold already there is replaced)."
+    )
+    add_file_arguments(parser, dtype="fp16")
+    add_factor_options(parser, c="1/16")
+
+
+def add_file_arguments(parser: argparse.ArgumentParser, dtype: str) -> None:
+    """What ``export`` and ``unfold`` share; ``dtype`` is the default."""
+    parser.add_argument("source", help="a .safetensors file or an HF folder")
+    parser.add_argument("target", help="the .safetensors file to write")
+    parser.add_argument(
+        "--dtype", default=dtype, choices=("keep", "bf16", "fp16", "fp32"), help=f"of the weights (default {dtype})"
+    )
+    parser.add_argument("--layout", default="keep", choices=tuple(LAYOUTS), help="q, k, v as one matrix or three")
+    add_overwrite_option(parser)
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export."""
+    return rewrite(args, unfold=False)
+
+
+def rewrite(args: argparse.Namespace, unfold: bool) -> int:
+    """Export or unfold, with a progress bar, and say what was written."""
+    factors = None if unfold else factors_from(args)
+    from ..export import export_checkpoint
+    from ..factors import IDENTITY
+
+    with stoppable(), Progress("Writing", human_bytes) as progress:
+        result = export_checkpoint(
+            args.source,
+            args.target,
+            factors or IDENTITY,
+            dtype=args.dtype,
+            fused=LAYOUTS[args.layout],
+            unfold=unfold,
+            overwrite=args.overwrite,
+            progress=progress,
+        )
+    if args.json:
+        print_json(_as_dict(result))
+    else:
+        fold = result.record.to_json() if result.record else "no fold"
+        print(f"{result.target}: {human_bytes(result.nbytes)} in {result.tensors} tensors, {fold}")
+        for note in result.notes:
+            print(note)
+    return 0
+
+
+def _as_dict(result: ExportResult) -> dict[str, object]:
+    return {
+        "target": str(result.target),
+        "bytes": result.nbytes,
+        "tensors": result.tensors,
+        "dtype": result.dtype,
+        "fold": result.record.to_dict() if result.record else None,
+        "replaced": result.replaced.to_dict() if result.replaced else None,
+        "notes": list(result.notes),
+    }
