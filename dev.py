@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "tests" / "tools"))
+# Not resolved: a pack that is linked into custom_nodes finds the ComfyUI around it by this path.
+sys.path.insert(0, str(Path(__file__).absolute().parent / "tests" / "tools"))
 
 MINIMUM = (3, 11)
 

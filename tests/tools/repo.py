@@ -17,7 +17,7 @@ def find_comfyui() -> Path | None:
     """The ComfyUI to test with: $COMFYUI_DIR, else the one this pack is installed in, else comfy-cli's usual place."""
     places = [Path(os.environ["COMFYUI_DIR"]).expanduser()] if os.environ.get("COMFYUI_DIR") else []
     # A pack that is linked into custom_nodes resolves to its real place, so look at the unresolved path as well.
-    for here in {ROOT, Path(os.path.abspath(__file__)).parents[2]}:  # noqa: PTH100
+    for here in (ROOT, Path(__file__).absolute().parents[2]):
         if here.parent.name == "custom_nodes":
             places.append(here.parent.parent)
     places.append(Path.home() / "comfy" / "ComfyUI")
