@@ -13,6 +13,7 @@ installed in, or ~/comfy/ComfyUI. $MOSS_PYTHON names a Python to use as it is (f
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"!!! {NO_COMFYUI}: going on without one. Set COMFYUI_DIR to use yours.", flush=True)
     else:
         print(f"ComfyUI: {comfyui}", flush=True)
+        os.environ["COMFYUI_DIR"] = str(comfyui)  # the commands below use the same one
     try:
         python = environment.ensure(comfyui)
     except environment.SetupError as error:
