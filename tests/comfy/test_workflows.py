@@ -1,0 +1,140 @@
+"""The example workflows: each UI file and its API twin are the same job, and a real ComfyUI takes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comfy_server import ComfyServer, load_client
+from repo import ROOT
+from safetensors.torch import load_file, save_file
+
+EXAMPLES = ROOT / "example_workflows"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.json"))
+WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}
+#: inputs whose choices are the user's own files, or newer than the ComfyUI of these tests
+FREE_CHOICES = {"model_name", "clip_name", "vae_name", "file", "type"}
+
+Json = dict[str, Any]
+Schema = list[tuple[str, Any, Json]]
+
+
+@pytest.fixture(scope="module")
+def schemas(server: ComfyServer) -> dict[str, Schema]:
+    """Per node class, its inputs in order: (name, type, options)."""
+    info = server.client.call("GET", "/object_info")
+    return {
+        kind: [
+            (name, entry["input"][group][name][0], (entry["input"][group][name][1:] or [{}])[0])
+            for group in ("required", "optional")
+            for name in entry["input_order"].get(group, [])
+        ]
+        for kind, entry in info.items()
+    }
+
+
+def is_widget(kind: Any, options: Json) -> bool:
+    return (isinstance(kind, list) or kind in WIDGETS) and not options.get("forceInput")
+
+
+def load(name: str) -> tuple[Json, Json]:
+    """(UI workflow, API workflow)."""
+    ui = json.loads((EXAMPLES / f"{name}.json").read_text("utf-8"))
+    return ui, json.loads((EXAMPLES / "api" / f"{name}.json").read_text("utf-8"))
+
+
+def to_api(ui: Json, schemas: dict[str, Schema]) -> Json:
+    """What the page would send for a UI workflow (no subgraphs, reroutes or muted nodes here)."""
+    links = {link[0]: [str(link[1]), link[2]] for link in ui["links"]}
+    prompt = {}
+    for node in ui["nodes"]:
+        if node["type"] == "MarkdownNote":
+            continue
+        sockets = {socket["name"]: socket["link"] for socket in node["inputs"]}
+        values, inputs = list(node["widgets_values"]), {}
+        for name, kind, options in schemas[node["type"]]:
+            if is_widget(kind, options):
+                inputs[name] = values.pop(0)
+                if options.get("control_after_generate"):
+                    values.pop(0)
+            elif sockets.get(name) is not None:
+                inputs[name] = links[sockets[name]]
+        assert not values, f"{node['type']} has values left over: {values}"
+        prompt[str(node["id"])] = {"class_type": node["type"], "inputs": inputs}
+    return prompt
+
+
+def test_both_examples_are_there() -> None:
+    assert NAMES == ["moss_fp16_headless", "moss_fp16_text_to_image"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ui_workflow_is_the_api_workflow(name: str, schemas: dict[str, Schema]) -> None:
+    ui, api = load(name)
+    converted = to_api(ui, schemas)
+    assert converted.keys() == api.keys()
+    for key, node in api.items():
+        assert converted[key] == {"class_type": node["class_type"], "inputs": node["inputs"]}, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ui_links_and_groups_hold_together(name: str) -> None:
+    ui, _ = load(name)
+    nodes = {node["id"]: node for node in ui["nodes"]}
+    assert len(nodes) == len(ui["nodes"]) and ui["last_node_id"] == max(nodes)
+    for link, origin, out, target, into, kind in ui["links"]:
+        assert link in nodes[origin]["outputs"][out]["links"]
+        assert nodes[target]["inputs"][into]["link"] == link
+        assert kind in (nodes[origin]["outputs"][out]["type"], nodes[target]["inputs"][into]["type"])
+    for node in ui["nodes"]:
+        left, top = node["pos"]
+        inside = [g for g in ui["groups"] if covers(g["bounding"], left, top, *node["size"])]
+        assert len(inside) == 1 or node["type"] == "MarkdownNote", node["type"]
+
+
+def covers(box: list[float], left: float, top: float, width: float, height: float) -> bool:
+    x, y, w, h = box
+    return x <= left and y <= top and left + width <= x + w and top + height <= y + h
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_api_workflow_names_real_inputs_and_choices(name: str, schemas: dict[str, Schema]) -> None:
+    for node in load(name)[1].values():
+        known = {key: (kind, options) for key, kind, options in schemas[node["class_type"]]}
+        for key, value in node["inputs"].items():
+            assert key in known, f"{node['class_type']} has no input {key}"
+            kind, options = known[key]
+            choices = kind if isinstance(kind, list) else options.get("options")
+            if choices and key not in FREE_CHOICES:
+                assert value in choices, f"{node['class_type']}.{key} = {value}"
+
+
+def test_headless_workflow_runs(server: ComfyServer) -> None:
+    client = load_client()
+    for name, seed in (("moss_positive", 0), ("moss_negative", 1)):
+        context = torch.randn(1, 4 + seed, 48, generator=torch.Generator().manual_seed(seed))
+        save_file({"context": context}, server.base / "input" / f"{name}.safetensors")
+    prompt = load(name="moss_fp16_headless")[1]
+    for setting in (
+        "MossFP16Loader.model_name=hot.safetensors",
+        "EmptyFlux2LatentImage.width=64",
+        "EmptyFlux2LatentImage.height=96",
+        "KSampler.steps=3",
+    ):
+        client.apply_setting(prompt, setting)
+    entry = client.run(server.client, prompt, show=False, timeout=120)
+    assert client.failure(entry) is None
+    (report,) = client.reports(entry)
+    assert report["summary"]["non_finite"] == report["summary"]["saturated"] == 0
+    assert "layer.3" in client.format_report(report)
+    (saved,) = entry["outputs"]["7"]["latents"]
+    latent = load_file(Path(server.base) / "output" / saved["subfolder"] / saved["filename"])["latent_tensor"]
+    assert latent.shape == (1, 128, 6, 4) and torch.isfinite(latent).all()
+
+
+def test_templates_are_offered(server: ComfyServer) -> None:
+    offered = server.client.call("GET", "/workflow_templates")
+    assert sorted(offered["ComfyUI-MOSS-FP16"]) == NAMES
