@@ -1,0 +1,191 @@
+"""What `forward`, `sample` and the other commands that run a model share: options, the loaded model, its report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arch import MossArch
+from ..checkpoint import open_checkpoint
+from ..dtypes import DTYPES, dtype_name, parse_dtype
+from ..errors import MossError
+from ..factors import parse_factors
+from ..files import check_target, new_file, save_tensors
+from ..loading import load_model
+from ..model import BlockReplacement, MossDiT, skip_block
+from ..report import Report, factors_json
+from ..saturation import DEFAULT_THRESHOLD, Counters, site_names
+from ..stream import FP16_MAX, StreamPlan, plan_for
+from .common import add_factor_options
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """How the model is run: mode, factors, eps, clamp, dtype, device."""
+    parser.add_argument("--mode", choices=("auto", "none", "online", "fp32_residual"), default="auto")
+    add_factor_options(parser)
+    parser.set_defaults(s_attn=None, s_ffn=None)
+    parser.add_argument("--eps", choices=("exact", "stock"), help="eps of the stream norms: c^2 times stock, or stock")
+    parser.add_argument(
+        "--clamp", nargs="?", type=float, const=FP16_MAX, metavar="V", help="limit the stream to +-V (default 65504)"
+    )
+    parser.add_argument("--unfold", choices=("auto", "keep"), default="auto", help="take a recorded fold out at load")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help="the compute dtype (default fp32)")
+    parser.add_argument("--device", default="cpu", help="a torch device (default cpu)")
+    parser.add_argument(
+        "--threshold", type=float, default=DEFAULT_THRESHOLD, help="what the report counts as over (default 4096)"
+    )
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded model with its plan and counters."""
+
+    model: MossDiT
+    plan: StreamPlan
+    dtype: torch.dtype
+    device: torch.device
+    counters: Counters
+
+    @property
+    def arch(self) -> MossArch:
+        return self.model.arch
+
+    @torch.no_grad()
+    def call(
+        self,
+        latent: Tensor,
+        sigma: Tensor,
+        context: Tensor,
+        mask: Tensor | None = None,
+        replace: Mapping[int, BlockReplacement] | None = None,
+    ) -> Tensor:
+        """The velocity [B, C, h, w] fp32 on the session's device, counted."""
+        return self.model(
+            latent.to(self.device, self.dtype),
+            sigma.to(self.device),
+            context.to(self.device),
+            plan=self.plan,
+            mask=None if mask is None else mask.to(self.device),
+            dtype=self.dtype,
+            replace=replace,
+            observer=self.counters,
+        )
+
+    def report(self, *, steps: int, model_calls: int) -> dict[str, Any]:
+        """The run's report."""
+        return Report(
+            node_id="cli",
+            mode=self.plan.mode,
+            engine="builtin",
+            compute_dtype=dtype_name(self.dtype),
+            stream_dtype="fp32" if self.plan.fp32_stream else dtype_name(self.dtype),
+            factors=factors_json(self.plan),
+            blocks=self.counters.read(),
+            threshold=self.counters.threshold,
+            model_calls=model_calls,
+            steps=steps,
+        ).to_json()
+
+
+def open_run(args: argparse.Namespace) -> Session:
+    """Load the checkpoint named in the arguments and settle its plan. Raises MossError for what does not fit."""
+    dtype, device = parse_dtype(args.dtype), _device(args.device)
+    given = (args.c, args.s_attn, args.s_ffn)
+    with open_checkpoint(args.checkpoint) as checkpoint:
+        record, arch = checkpoint.record, checkpoint.arch
+        unfold = args.unfold == "auto" and record is not None
+        default_c = record.c if record is not None and unfold else 1 / 16
+        if given == (None, None, None):
+            factors = None
+        else:
+            # fp32_residual needs no c; elsewhere a lone s goes with the c that the mode would have used
+            c = args.c or (1.0 if args.mode == "fp32_residual" else default_c)
+            factors = parse_factors(c, args.s_attn or 1.0, args.s_ffn or 1.0)
+        plan = plan_for(
+            args.mode,
+            half=dtype == torch.float16,
+            record=record,
+            unfolded=unfold,
+            factors=factors,
+            eps=args.eps,
+            clamp=args.clamp,
+        )
+        plan.blocks(arch.depth)
+        model = load_model(checkpoint, dtype, device, unfold=unfold)
+    counters = Counters(site_names(arch.text_blocks, arch.depth), args.threshold)
+    return Session(model, plan, dtype, device, counters)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise MossError(f"The device {name!r} cannot be used here: try cpu, cuda or mps.") from None
+    return device
+
+
+def skips(text: str, depth: int) -> dict[int, BlockReplacement]:
+    """`22,24` as replacements; MossError for what is no block of this model."""
+    found: dict[int, BlockReplacement] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        if not part.isdecimal() or int(part) >= depth:
+            raise MossError(f"--skip names block {part!r}, but this model has blocks 0 to {depth - 1}.")
+        found[int(part)] = skip_block
+    return found
+
+
+def read_tensors(file: str) -> dict[str, Tensor]:
+    """All tensors of a safetensors file of inputs."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from ..header import read_header
+
+    read_header(Path(file))
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise MossError(f"{Path(file).name} cannot be read: {error}.") from None
+
+
+def pick(tensors: Mapping[str, Tensor], key: str, file: str, shape: tuple[int | str, ...]) -> Tensor:
+    """One floating tensor of the given shape (letters stand for any size); MossError naming file and key."""
+    name = Path(file).name
+    if key not in tensors:
+        raise MossError(f"{name} has no tensor {key!r}; it has {', '.join(sorted(tensors)[:8]) or 'none'}.")
+    tensor = tensors[key]
+    wanted = list(shape)
+    if tensor.dim() != len(wanted) or any(
+        size == 0 or (isinstance(want, int) and size != want) for size, want in zip(tensor.shape, wanted, strict=True)
+    ):
+        listed = ", ".join(str(want) for want in wanted)
+        raise MossError(f"{key} in {name} has shape {list(tensor.shape)}, but [{listed}] is needed.")
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise MossError(f"{key} in {name} holds NaN or infinity.")
+    return tensor
+
+
+def check_outputs(*targets: str | None) -> None:
+    """MossError before the work starts when one of the files could not be written after it."""
+    for target in filter(None, targets):
+        check_target(Path(target), overwrite=True)
+
+
+def write_tensors(file: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write results, replacing what is there."""
+    save_tensors(file, tensors, metadata, overwrite=True)
+
+
+def write_report(file: str | None, report: Mapping[str, Any]) -> None:
+    """Write the report as JSON where one was asked for."""
+    if file:
+        with new_file(file, overwrite=True) as write:
+            write((json.dumps(report, indent=1, allow_nan=False) + "\n").encode())

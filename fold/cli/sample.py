@@ -1,0 +1,100 @@
+"""`sample`: a whole image's latent from saved conditioning, with ComfyUI's noise, sigmas and update."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from .common import add_command, add_json_option, print_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .common import Subparsers
+
+
+def add(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    from .running import add_run_options
+
+    parser = add_command(subparsers, "sample", run, "Sample a latent from saved conditioning (Euler, simple, shift 5).")
+    parser.add_argument("checkpoint", help="a .safetensors file or an HF folder")
+    parser.add_argument("--cond", required=True, metavar="FILE", help="safetensors with `context` [1, T, text_dim]")
+    parser.add_argument("--uncond", metavar="FILE", help="the same for the negative prompt (default: zeros, one token)")
+    parser.add_argument("--height", type=int, default=1024, help="pixels (default 1024)")
+    parser.add_argument("--width", type=int, default=1024, help="pixels (default 1024)")
+    parser.add_argument("--batch", type=int, default=1, help="images at once (default 1)")
+    parser.add_argument("--steps", type=int, default=50, help="Euler steps (default 50)")
+    parser.add_argument("--cfg", type=float, default=3.0, help="guidance; 1 needs no negative (default 3)")
+    parser.add_argument("--shift", type=float, default=5.0, help="flow shift (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="noise seed (default 0)")
+    parser.add_argument(
+        "--skip", metavar="BLOCKS", default="", help="joint blocks the negative pass leaves out, such as 22 (official)"
+    )
+    add_run_options(parser)
+    parser.add_argument("--out", required=True, metavar="FILE", help="where `latent` [B, C, h, w] fp32 is written")
+    parser.add_argument("--report", metavar="FILE", help="write the saturation report as JSON")
+    add_json_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sample."""
+    import torch
+
+    from ..errors import MossError
+    from ..sampling import SampleSettings, euler, initial_noise
+    from .progress import Progress
+    from .running import check_outputs, open_run, skips, write_report, write_tensors
+
+    check_outputs(args.out, args.report)
+    settings = SampleSettings(args.steps, args.cfg, args.shift, args.seed)
+    if min(args.height, args.width) < 16 or args.batch < 1 or args.height % 16 or args.width % 16:
+        raise MossError("Height and width must be multiples of 16 pixels, and the batch at least 1.")
+    session = open_run(args)
+    arch, calls = session.arch, 0
+    branches = {
+        "cond": read_condition(args.cond, arch.text_dim),
+        "uncond": read_condition(args.uncond, arch.text_dim)
+        if args.uncond
+        else (torch.zeros(1, 1, arch.text_dim), None),
+    }
+    skipped = {"cond": {}, "uncond": skips(args.skip, arch.depth)}
+
+    def velocity(x: Tensor, sigma: Tensor, branch: str) -> Tensor:
+        nonlocal calls
+        calls += 1
+        context, mask = branches[branch]
+        rows = x.shape[0]
+        out = session.call(
+            x,
+            sigma,
+            context.expand(rows, -1, -1),
+            None if mask is None else mask.expand(rows, -1),
+            skipped[branch],
+        )
+        session.counters.commit()
+        return out
+
+    noise = initial_noise((args.batch, arch.latent_channels, args.height // 16, args.width // 16), args.seed)
+    with Progress("Sampling") as progress:
+        latent = euler(velocity, noise.to(session.device), settings, lambda done, total, _: progress(done, total)).cpu()
+    report = session.report(steps=args.steps, model_calls=calls)
+    write_tensors(args.out, {"latent": latent})
+    write_report(args.report, report)
+    if args.json:
+        print_json(report)
+    if not bool(latent.isfinite().all()):
+        print(f"Warning: the latent is not finite ({args.dtype}, mode {session.plan.mode}).", file=sys.stderr)
+    return 0
+
+
+def read_condition(file: str, text_dim: int) -> tuple[Tensor, Tensor | None]:
+    """`context` [1, T, text_dim] and `attention_mask` [1, T] or None, as the Save node writes them."""
+    from .running import pick, read_tensors
+
+    tensors = read_tensors(file)
+    context = pick(tensors, "context", file, (1, "T", text_dim)).float()
+    if "attention_mask" not in tensors:
+        return context, None
+    return context, pick(tensors, "attention_mask", file, tuple(context.shape[:2])) != 0

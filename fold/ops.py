@@ -1,0 +1,127 @@
+"""The pointwise pieces of MOSS-Image: sinusoid, SiTU, RoPE, the gated add, and the two parameter layers.
+
+Everything here is fp32 inside and rounds once on the way out; nothing is ever float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """A linear that computes in its input's dtype whatever dtype it stores."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in the input's dtype."""
+
+    def __init__(self, dim: int, eps: float, device: torch.device | None = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+def sinusoid(sigma: Tensor, freq_dim: int, time_scale: float) -> Tensor:
+    """[B] sigmas in 0..1 -> [B, freq_dim] fp32 as [cos | sin], frequencies 10000^(-k / half)."""
+    half = freq_dim // 2
+    steps = torch.arange(half, device=sigma.device, dtype=torch.float32)
+    frequencies = torch.exp(steps * (-math.log(10000.0) / half))
+    phase = (sigma.float() * time_scale)[:, None] * frequencies
+    return torch.cat((phase.cos(), phase.sin()), dim=-1)
+
+
+def situ(up: Tensor, gate: Tensor) -> Tensor:
+    """(4 tanh(g/4) sigmoid(g)) * (25 tanh(u/25)) in fp32, rounded once to `up`'s dtype."""
+    g = gate.float()
+    out = torch.tanh(g * 0.25).mul_(4.0).mul_(torch.sigmoid(g))
+    return out.mul_(torch.tanh(up.float() * 0.04).mul_(25.0)).to(up.dtype)
+
+
+def rope_bands(head_dim: int, base: float, device: torch.device) -> Tensor:
+    """[Dh/8] fp32: base^(-j/n), n = Dh/8."""
+    n = head_dim // 8
+    return torch.exp(torch.arange(n, device=device, dtype=torch.float32) * (-math.log(base) / n))
+
+
+def text_positions(keep: Tensor | None, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Each text token's place [B or 1, T] and each sample's text length [B or 1], fp32; padding takes no place."""
+    if keep is None:
+        return (
+            torch.arange(tokens, device=device, dtype=torch.float32)[None],
+            torch.full((1,), float(tokens), device=device),
+        )
+    count = keep.to(torch.float32).cumsum(dim=1)
+    return (count - 1).clamp_(min=0), count[:, -1]
+
+
+def rope_table(bands: Tensor, h: int, w: int, text: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin [B or 1, h*w + T, 1, Dh/2] fp32 for the joint order [image row-major ; text].
+
+    Four axes of Dh/8 bands: text token t sits at (0, t, 0, 0), image token (y, x) at
+    (0, T, y - (h-1)/2, x - (w-1)/2) with T the sample's own text length.
+    """
+    device, batch = bands.device, text.shape[0]
+    y = torch.arange(h, device=device, dtype=torch.float32) - (h - 1) / 2
+    x = torch.arange(w, device=device, dtype=torch.float32) - (w - 1) / 2
+    image = torch.zeros(batch, h, w, 4, device=device)
+    image[..., 1] = length[:, None, None]
+    image[..., 2] = y[None, :, None]
+    image[..., 3] = x[None, None, :]
+    words = torch.zeros(batch, text.shape[1], 4, device=device)
+    words[..., 1] = text
+    places = torch.cat((image.view(batch, h * w, 4), words), dim=1)
+    angle = (places[..., None] * bands).flatten(-2)[:, :, None]
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    """RoPE on [B, S, H, Dh] fp32 with split-half pairs (j, j + Dh/2), rounded once to `dtype`."""
+    cos, sin = rope
+    a, b = x.chunk(2, dim=-1)
+    out = torch.empty_like(x, dtype=dtype)
+    half = a.shape[-1]
+    out[..., :half] = torch.addcmul(a * cos, b, sin, value=-1)
+    out[..., half:] = torch.addcmul(b * cos, a, sin)
+    return out
+
+
+def gated_add(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """x + gate * y with an fp32 gate, one rounding per operation; x and y are overwritten where they can be.
+
+    A gate rounded to fp16 first would go subnormal under a small fold factor and lose bits, so it stays fp32.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or gate.requires_grad):
+        return x + (y * gate).to(x.dtype)
+    return x.add_(y.mul_(gate) if x.dtype == y.dtype else y * gate)
+
+
+def modulated_norm(
+    norm: nn.Module, x: Tensor, unscale: float, scale: Tensor, shift: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """rms(x) * (1 + scale) + shift in fp32, rounded once to `dtype`. See `plain_norm` for unscale."""
+    y = plain_norm(norm, x, unscale, torch.float32)
+    return torch.addcmul(shift, y, 1.0 + scale).to(dtype)
+
+
+def plain_norm(norm: nn.Module, x: Tensor, unscale: float, dtype: torch.dtype) -> Tensor:
+    """The norm module over the stream brought back to its unfolded scale in fp32.
+
+    rms(c x) with eps c^2 is rms(x) with eps, so dividing by c leaves the module's own eps exact and nothing to patch;
+    for a power of two the division is exact, which is what makes the folded fp32 output bit-equal.
+    """
+    wide = x.float()
+    if unscale != 1.0:
+        wide = wide * unscale
+    y: Tensor = norm(wide)
+    return y.to(dtype)
