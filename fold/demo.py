@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from .arch import MossArch
 from .errors import MossError
+from .files import new_file, tensor_bytes
+from .header import header_bytes
 from .layout import ROPE_BANDS
 
 PEAK = 2.0**17
@@ -70,7 +74,7 @@ def write_demo(
         write(head)
         for name, *_, nbytes in entries:
             tensor = demo_tensor(name, shapes[name], arch, seed, peak).to(dtypes[name])
-            write(memoryview(tensor.view(torch.uint8).numpy()))
+            write(tensor_bytes(tensor))
             done += nbytes
             if progress is not None:
                 progress(done, total)
@@ -80,7 +84,7 @@ def write_demo(
 def demo_inputs(
     arch: MossArch, *, height: int = 8, width: int = 8, tokens: int = 12, batch: int = 1, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Random fp32 inputs for one call: ``latent`` [batch, C, height, width] and ``context`` [batch, tokens, text_dim]."""
+    """Random fp32 inputs of one call: ``latent`` [batch, C, height, width], ``context`` [batch, tokens, text_dim]."""
     generator = torch.Generator().manual_seed(_tensor_seed("inputs", seed))
     latent = torch.randn(batch, arch.latent_channels, height, width, generator=generator, dtype=torch.float32)
     return {"latent": latent, "context": torch.randn(batch, tokens, arch.text_dim, generator=generator)}
@@ -125,7 +129,7 @@ def massive_channels(arch: MossArch, seed: int) -> tuple[list[int], torch.Tensor
 
 
 def _open_gates(rows: torch.Tensor, channels: list[int], arch: MossArch, peak: float) -> None:
-    """Set the two gate rows of the modulation's bias [6, D] so that the stream grows to about ``peak`` in all blocks."""
+    """Set the two gate rows of the modulation's bias [6, D] so that all blocks together reach about ``peak``."""
     gate = peak / (_WRITTEN * arch.depth)
     for row in (2, 5):
         rows[row] = (1 + rows[row]) * gate * _WRITTEN / _RATIO
@@ -133,4 +137,4 @@ def _open_gates(rows: torch.Tensor, channels: list[int], arch: MossArch, peak: f
 
 
 def _tensor_seed(name: str, seed: int) -> int:
-    return (zlib.crc32(name.encode()) << 20) ^ seed
+    return zlib.crc32(f"{seed}:{name}".encode())

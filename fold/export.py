@@ -15,7 +15,7 @@ import torch
 from .checkpoint import Checkpoint, open_checkpoint
 from .errors import MossCancelledError, MossError
 from .factors import IDENTITY, Factors
-from .files import Write, check_target, new_file
+from .files import Write, check_target, new_file, tensor_bytes
 from .header import DTYPE_BITS, TensorInfo, header_bytes, open_regular
 from .layout import ROPE_BANDS
 from .record import RECORD_KEY, FoldRecord
@@ -241,7 +241,7 @@ def _scaled_chunks(out: _Output, piece: _Piece, files: dict[Path, BufferedReader
         if result.dtype == rows.dtype and multiply is None and divide is None:
             yield data
         else:
-            yield _to_bytes(result)
+            yield tensor_bytes(result)
 
 
 def _some_rows(scale: RowScale, first: int, last: int) -> RowScale:
@@ -260,12 +260,6 @@ def _check_values(out: _Output, before: torch.Tensor, after: torch.Tensor) -> No
 def _is_finite(tensor: torch.Tensor) -> bool:
     low, high = (tensor.float() if tensor.element_size() == 1 else tensor).aminmax()
     return bool(low.isfinite() & high.isfinite())
-
-
-def _to_bytes(tensor: torch.Tensor) -> bytearray:
-    data = bytearray(tensor.numel() * tensor.element_size())
-    torch.frombuffer(data, dtype=tensor.dtype).copy_(tensor.flatten())
-    return data
 
 
 def _read(info: TensorInfo, files: dict[Path, BufferedReader], offset: int, count: int) -> bytearray:

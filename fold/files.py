@@ -52,7 +52,7 @@ def check_target(target: Path, overwrite: bool) -> None:
     if target.is_dir():
         raise MossError(f"{target} cannot be written: it is a folder.")
     if not overwrite and os.path.lexists(target):
-        raise MossError(f"{target} exists already: choose another name, or allow overwriting.")
+        raise MossError(f"{target} exists already: choose another name, or allow overwriting (--overwrite).")
 
 
 def save_tensors(
@@ -68,6 +68,16 @@ def save_tensors(
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with new_file(target, overwrite=overwrite) as write:
         write(save(plain, dict(metadata) if metadata else None))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytearray:
+    """The numbers of a CPU tensor as they stand in a safetensors file (row-major, little-endian)."""
+    import torch
+
+    data = bytearray(tensor.numel() * tensor.element_size())
+    if data:
+        torch.frombuffer(data, dtype=tensor.dtype).copy_(tensor.flatten())
+    return data
 
 
 class _Draft:

@@ -28,7 +28,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--io",
         metavar="FILE",
-        help="also write inputs for `forward`: tensors latent [1,C,8,8], context [1,12,text_dim]",
+        help="also write inputs for `forward`: tensors latent and context",
     )
     add_overwrite_option(parser)
     add_json_option(parser)
