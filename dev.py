@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
     comfyui = find_comfyui()
     if comfyui is None:
-        print(f"!!! {NO_COMFYUI}: going on without one. Set COMFYUI_DIR to use yours.", flush=True)
+        print(f"!!! There is {NO_COMFYUI}: going on without. Set COMFYUI_DIR to use yours.", flush=True)
     else:
         print(f"ComfyUI: {comfyui}", flush=True)
         os.environ["COMFYUI_DIR"] = str(comfyui)  # the commands below use the same one

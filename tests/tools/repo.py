@@ -8,9 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACK_NAME = "ComfyUI-MOSS-FP16"
 DATA = ROOT / "tests" / "data"
-NO_COMFYUI = (
-    "no ComfyUI found (looked at $COMFYUI_DIR, at the ComfyUI this pack may be installed in, and at ~/comfy/ComfyUI)"
-)
+NO_COMFYUI = "no ComfyUI at $COMFYUI_DIR, around this pack (custom_nodes) or at ~/comfy/ComfyUI"
 
 
 def find_comfyui() -> Path | None:

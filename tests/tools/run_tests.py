@@ -49,7 +49,7 @@ def main(python: Path, comfyui: Path | None, arguments: list[str]) -> int:
 
 def skipped_line(parts: list[Part]) -> str:
     """The last line: every reason, with how many tests it took."""
-    texts = [f"{p.name} ({number}x {why})" for p in parts for why, number in p.reasons.items()]
+    texts = [f"{p.name}: {why}" + f" ({n} tests)" * (n > 1) for p in parts for why, n in p.reasons.items()]
     return "Nothing was skipped." if not texts else "Skipped: " + "; ".join(texts)
 
 

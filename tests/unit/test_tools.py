@@ -64,7 +64,7 @@ def test_junit_counts_and_reasons(tmp_path: Path) -> None:
     )
     part = run_tests.read_junit("tests/web", xml)
     assert (part.passed, part.failed, part.skipped) == (1, 2, 1)
-    assert run_tests.skipped_line([part]) == "Skipped: tests/web (1x no browser)"
+    assert run_tests.skipped_line([part]) == "Skipped: tests/web: no browser"
 
 
 def test_nothing_skipped_is_said_too() -> None:

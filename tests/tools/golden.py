@@ -1,0 +1,126 @@
+"""The golden models and cases in tests/data: loaded once, run in one line, compared by relative L2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from repo import DATA
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fold.checkpoint import open_checkpoint
+from fold.factors import Factors
+from fold.loading import load_model
+from fold.model import BlockReplacement, MossDiT, skip_block
+from fold.record import FoldRecord
+from fold.saturation import BlockStats, Counters, Observer, site_names
+from fold.stream import StreamPlan
+
+MODELS = ("cool", "warm", "hot", "burst")
+SKIP_1: Mapping[int, BlockReplacement] = {1: skip_block}
+UNIFORM = Factors((1 / 16,))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One golden case: inputs, expected velocities by name, and the scalars of expected.json."""
+
+    model: str
+    name: str
+    latent: Tensor
+    context: Tensor
+    sigma: Tensor
+    expected: dict[str, Tensor]
+    scalars: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.name}"
+
+
+@cache
+def expected() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DATA / "expected.json").read_text())
+    return found
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    return tuple(_case(entry) for entry in expected()["cases"])
+
+
+def cases_of(model: str) -> tuple[Case, ...]:
+    return tuple(case for case in cases() if case.model == model)
+
+
+def _case(entry: dict[str, Any]) -> Case:
+    prefix = entry["case"] + "."
+    found = {k.removeprefix(prefix): t for k, t in _io(entry["model"]).items() if k.startswith(prefix)}
+    latent, context = found.pop("latent"), found.pop("context")
+    sigma = torch.full((latent.shape[0],), entry["sigma"])
+    return Case(entry["model"], entry["case"], latent, context, sigma, found, entry)
+
+
+@cache
+def _io(model: str) -> dict[str, Tensor]:
+    return load_file(DATA / f"{model}_io.safetensors")
+
+
+@cache
+def model(name: str, dtype: torch.dtype = torch.float32, unfold: bool = True) -> MossDiT:
+    """A checkpoint of tests/data as the built-in model, shared by all tests: do not change it."""
+    with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
+        return load_model(checkpoint, dtype, unfold=unfold)
+
+
+def record(name: str) -> FoldRecord | None:
+    with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
+        return checkpoint.record
+
+
+def factors(name: str) -> Factors:
+    """The factors expected.json gives for a model, or "per_block"."""
+    table = expected()
+    return Factors.from_json(table["per_block"] if name == "per_block" else table["factors"][name])
+
+
+@torch.no_grad()
+def velocity(
+    case: Case,
+    plan: StreamPlan | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    weights: str | MossDiT | None = None,
+    unfold: bool = True,
+    replace: Mapping[int, BlockReplacement] | None = None,
+    observer: Observer | None = None,
+) -> Tensor:
+    """The velocity of a case; `weights`: another file of tests/data, or a model."""
+    tree = weights if isinstance(weights, MossDiT) else model(weights or case.model, dtype, unfold)
+    return tree(
+        case.latent,
+        case.sigma,
+        case.context,
+        plan=plan or StreamPlan(),
+        dtype=dtype,
+        replace=replace,
+        observer=observer,
+    )
+
+
+def counted(case: Case, plan: StreamPlan, dtype: torch.dtype = torch.float32) -> dict[str, BlockStats]:
+    """The saturation counts of one call by block name."""
+    arch = model(case.model, dtype).arch
+    counters = Counters(site_names(arch.text_blocks, arch.depth))
+    velocity(case, plan, dtype, observer=counters)
+    counters.commit()
+    return {row.name: row for row in counters.read()}
+
+
+def relative(value: Tensor, reference: Tensor) -> float:
+    """Relative L2 error."""
+    return float(torch.linalg.vector_norm(value.float() - reference.float()) / torch.linalg.vector_norm(reference))
