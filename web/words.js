@@ -5,11 +5,13 @@ import { headroomBits } from "./scale.js"
 
 export const GLYPHS = Object.freeze({ none: "○", ok: "●", wide: "◇", close: "◆", tight: "▲", over: "✖", rescued: "↺" })
 
-/** The verdict of a whole report: a block level, or "rescued" where the guard computed the bad calls again. */
+/**
+ * The verdict of a whole report: a block level, or "rescued" where the guard computed bad calls again. The counts of a
+ * call that was computed again are not in the report, so an overflow that is in it was not rescued.
+ */
 export function verdict(report) {
   if (report.blocks.length === 0) return "none"
-  if (report.rescues.length > 0) return "rescued"
-  return report.level
+  return report.rescues.length > 0 && report.level !== "over" ? "rescued" : report.level
 }
 
 /** "layer.22 peaks 3.1e4 · 1.1 bits of headroom": the block nearest to overflow, in words. */
