@@ -68,10 +68,8 @@ def test_subtitle_and_notes() -> None:
         rescues=[{"step": 4, "sigma": 0.5, "rung": "c 1/32", "reason": "saturated"}],
         warnings=["one\nline"],
     )
-    expected = (
-        "native  ·  fp16  ·  c 1/16, s_ffn 1/4 to 1/2  ·  saturated 2  ·  clamped 3  ·  non-finite 0  ·  rescued 1"
-    )
-    assert subtitle(given, bars_of(given)) == expected
+    setup, counts = "native, fp16, c 1/16, s_ffn 1/4 to 1/2", "saturated 2, clamped 3, non-finite 0, rescued 1"
+    assert subtitle(given).replace("  ·  ", ", ") == f"{setup}, {counts}"
     assert notes(given) == ["Rescued at step 4 with c 1/32 (saturated)", "one line"]
 
 
