@@ -100,8 +100,8 @@ def run_in_process() -> dict[str, tuple[dict[str, Any], Path]]:
         fold(
             "sample", str(MODEL), "--mode", fix, "--dtype", "fp16", "--steps", str(STEPS), "--cfg", str(CFG),
             "--seed", str(SEED), "--width", str(SIZE), "--height", str(SIZE),
-            "--conditioning", str(CONDITIONING["positive"]), "--negative", str(CONDITIONING["negative"]),
-            "--out", str(latent), "--report", str(report), "--overwrite",
+            "--cond", str(CONDITIONING["positive"]), "--uncond", str(CONDITIONING["negative"]),
+            "--out", str(latent), "--report", str(report),
         )  # fmt: skip
         results[fix] = (json.loads(report.read_text("utf-8")), latent)
     return results
@@ -123,11 +123,13 @@ def describe_latent(path: Path) -> str:
 def write_chart(reports: list[dict[str, Any]], target: Path) -> None:
     """Both charts, one above the other, as one PNG."""
     import numpy
+    from PIL import Image
 
     sys.path.insert(0, str(ROOT))
-    from fold.chart import render_chart, save_png
+    from fold.chart import render_chart
 
-    save_png(numpy.concatenate([render_chart(report) for report in reports], axis=0), target)
+    pictures = [render_chart(report, width=1280, height=520) for report in reports]
+    Image.fromarray(numpy.concatenate(pictures, axis=0)).save(target)
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ def main(python: Path, comfyui: Path | None, arguments: list[str]) -> int:
     parts = [check("ruff", [str(python), "-m", "ruff", "check", "."]), check("mypy", [str(python), "-m", "mypy"])]
     parts.append(run_pytest(python, "tests/unit", arguments))
     parts.append(skip("tests/comfy", NO_COMFYUI) if comfyui is None else run_pytest(python, "tests/comfy", arguments))
-    parts.append(run_web(python, arguments))
+    parts += [run_node(), run_web(python, arguments)]
 
     print("\n== Summary")
     for part in parts:
@@ -73,7 +73,7 @@ def check(name: str, command: list[str]) -> Part:
 
 
 def run_pytest(python: Path, folder: str, arguments: list[str]) -> Part:
-    """One pytest process over one folder. A crash, or a run in which nothing was collected, counts as one failure."""
+    """One pytest process over one folder."""
     if not any((ROOT / folder).rglob("test_*.py")):
         return skip(folder, "no tests there")
     heading(folder)
@@ -83,10 +83,7 @@ def run_pytest(python: Path, folder: str, arguments: list[str]) -> Part:
         command = [str(python), "-m", "pytest", folder, f"--junitxml={xml}", *arguments]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         part = read_junit(folder, xml)
-    part.seconds = time.monotonic() - started
-    if code and not part.failed:
-        part.failed = 1
-    return part
+    return finished(part, code, started)
 
 
 def read_junit(name: str, xml: Path) -> Part:
@@ -103,6 +100,32 @@ def read_junit(name: str, xml: Path) -> Part:
             part.reasons[skipped.get("message") or "no reason given"] += 1
         else:
             part.passed += 1
+    return part
+
+
+def run_node() -> Part:
+    """The pure functions of web/, in Node's own test runner."""
+    name, files = "web/*.js", sorted((ROOT / "tests" / "web").glob("**/*.test.mjs"))
+    files = [file for file in files if "node_modules" not in file.parts]
+    node = shutil.which("node")
+    if not files or node is None:
+        return skip(name, "no Node.js on PATH" if files else "no tests there")
+    heading(name)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        xml = Path(temporary) / "junit.xml"
+        reporters = ["--test-reporter=dot", "--test-reporter-destination=stdout"]
+        reporters += ["--test-reporter=junit", f"--test-reporter-destination={xml}"]
+        code = subprocess.run([node, "--test", *reporters, *map(str, files)], cwd=ROOT, check=False).returncode
+        part = read_junit(name, xml)
+    return finished(part, code, started)
+
+
+def finished(part: Part, code: int, started: float) -> Part:
+    """The part with its time. A run that failed without naming a test, or ran none, counts as one failure."""
+    part.seconds = time.monotonic() - started
+    if (code and not part.failed) or not part.passed + part.failed + part.skipped:
+        part.failed = 1
     return part
 
 
