@@ -1,0 +1,46 @@
+import assert from "node:assert/strict"
+import fs from "node:fs"
+import { test } from "node:test"
+import { ENGLISH, SECTION, Texts, fill, flatten } from "../../../web/i18n.js"
+
+const root = new URL("../../../", import.meta.url)
+const locale = (name) => flatten(JSON.parse(fs.readFileSync(new URL(`locales/${name}/main.json`, root), "utf8"))[SECTION])
+const placeholders = (text) => [...text.matchAll(/\{(\w+)\}/g)].map((m) => m[1]).sort()
+
+test("the English locale file and the built-in English are the same", () => {
+  assert.deepEqual(locale("en"), { ...ENGLISH })
+})
+
+test("Chinese has every text, with the same placeholders", () => {
+  const zh = locale("zh")
+  assert.deepEqual(Object.keys(zh).sort(), Object.keys(ENGLISH).sort())
+  for (const [key, text] of Object.entries(ENGLISH)) assert.deepEqual(placeholders(zh[key]), placeholders(text), key)
+})
+
+test("every text that the code asks for exists, and every text is asked for", () => {
+  const code = fs.readdirSync(new URL("web/", root)).filter((f) => f.endsWith(".js") && f !== "i18n.js")
+  const source = code.map((f) => fs.readFileSync(new URL(`web/${f}`, root), "utf8")).join("\n")
+  const prefixes = ["level.", "table."] // built from a level's or a column's name
+  for (const key of Object.keys(ENGLISH)) {
+    assert.ok(source.includes(`"${key}"`) || prefixes.some((p) => key.startsWith(p)), `${key} is unused`)
+  }
+  const asked = source.matchAll(/"((?:panel|button|chart|headline|action|count|state|block|remark|refused|note|toast)\.\w+)"/g)
+  for (const [, key] of asked) assert.ok(key in ENGLISH, `${key} has no text`)
+})
+
+test("placeholders are filled, the unknown stay", () => {
+  assert.equal(fill("{a} of {b} {c}", { a: 1, b: "<b>" }), "1 of <b> {c}")
+  assert.equal(fill("{constructor}", {}), "{constructor}")
+})
+
+test("a text falls back to the base language, then to English, then to its key", () => {
+  const texts = new Texts()
+  texts.load({ zh: { [SECTION]: { state: { done: "完成" } } }, fr: null, de: {} })
+  texts.locale = "zh-TW"
+  assert.equal(texts.t("state.done"), "完成")
+  assert.equal(texts.t("state.idle"), "idle")
+  assert.equal(texts.t("no.such"), "no.such")
+  texts.locale = undefined
+  assert.equal(texts.t("state.done"), "done")
+  texts.load(null)
+})
