@@ -116,7 +116,7 @@ def run_dit(
 
 
 def conditioning(tree: Any, arch: MossArch, sigma: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The blocks' (shift_a, scale_a, gate_a, shift_f, scale_f, gate_f), each [B, 1, D], and the head's [B, 2, D], fp32."""
+    """The blocks' (shift_a, scale_a, gate_a, shift_f, scale_f, gate_f), each [B, 1, D]; the head's [B, 2, D]; fp32."""
     first, second = tree.time_embedding[0], tree.time_embedding[2]
     time = second(F.silu(first(ops.sinusoid(sigma, arch.freq_dim, arch.time_scale)))).float()
     mod = tree.shared_block_modulation(time).float().view(-1, 6, arch.dim)
@@ -172,11 +172,11 @@ def joint_blocks(tree: Any, x: Tensor, run: Run, replace: Mapping[int, BlockRepl
             x = x * scale.rescale
 
         def block(stream: Tensor, i: int = i, scale: BlockScale = scale) -> Tensor:
-            return joint_block(tree.layers[i], stream, i, scale, run, keys)
+            stream = joint_block(tree.layers[i], stream, i, scale, run, keys)
+            run.observer.stream(run.arch.text_blocks + i, stream)  # here, so that a block left out is not counted
+            return stream
 
         x = replace[i](x, block) if i in replace else block(x)
-        if replace.get(i) is not skip_block:
-            run.observer.stream(run.arch.text_blocks + i, x)
     return x
 
 
