@@ -44,6 +44,9 @@ def sinusoid(sigma: Tensor, freq_dim: int, time_scale: float) -> Tensor:
 def situ(up: Tensor, gate: Tensor) -> Tensor:
     """(4 tanh(g/4) sigmoid(g)) * (25 tanh(u/25)) in fp32, rounded once to `up`'s dtype."""
     g = gate.float()
+    if torch.is_grad_enabled() and (up.requires_grad or gate.requires_grad):
+        # tanh's and sigmoid's gradients need their results as they were
+        return (torch.tanh(g * 0.25) * 4.0 * torch.sigmoid(g) * (torch.tanh(up.float() * 0.04) * 25.0)).to(up.dtype)
     out = torch.tanh(g * 0.25).mul_(4.0).mul_(torch.sigmoid(g))
     return out.mul_(torch.tanh(up.float() * 0.04).mul_(25.0)).to(up.dtype)
 

@@ -1,0 +1,218 @@
+"""The forward itself: padding, empty texts, dtypes, gradients, compilation, other module trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import pytest
+import torch
+from golden import SKIP_1, UNIFORM, Case, relative, velocity
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fold.arch import MossArch
+from fold.demo import demo_arch
+from fold.factors import Factors
+from fold.model import MossDiT, run_dit
+from fold.saturation import Counters, Observer, site_names
+from fold.stream import StreamPlan
+
+PER_BLOCK = golden.factors("per_block")
+PLANS = {
+    "none": StreamPlan(),
+    "online": StreamPlan("online", UNIFORM),
+    "per_block": StreamPlan("online", PER_BLOCK),
+    "fp32_residual": StreamPlan("fp32_residual", clamp=4096.0),
+}
+each_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+
+
+@pytest.fixture
+def case() -> Case:
+    return golden.cases_of("hot")[1]
+
+
+def padded(context: Tensor, lengths: list[int], filler: float) -> tuple[Tensor, Tensor]:
+    """The context with everything past each sample's length replaced, and its mask."""
+    mask = torch.arange(context.shape[1]) < torch.tensor(lengths)[:, None]
+    return context.masked_fill(~mask[..., None], filler), mask
+
+
+@torch.no_grad()
+@each_plan
+@pytest.mark.parametrize("filler", [0.0, 1e4, float("nan")])
+def test_a_padded_batch_equals_each_sample_alone(case: Case, plan: StreamPlan, filler: float) -> None:
+    model, lengths = golden.model("hot"), [4, 9]
+    context, mask = padded(case.context, lengths, filler)
+    both = model(case.latent, case.sigma, context, plan=plan, mask=mask)
+    for row, length in enumerate(lengths):
+        one = slice(row, row + 1)
+        alone = model(case.latent[one], case.sigma[one], context[one, :length], plan=plan)
+        assert relative(both[one], alone) < 2e-6
+
+
+@torch.no_grad()
+def test_padding_in_front_counts_as_padding(case: Case) -> None:
+    model = golden.model("hot")
+    context, mask = padded(case.context, [4, 9], 0.0)
+    turned = torch.cat((context[:1].roll(5, 1), context[1:]))
+    behind = model(case.latent, case.sigma, context, plan=StreamPlan(), mask=mask)
+    before = model(case.latent, case.sigma, turned, plan=StreamPlan(), mask=torch.cat((mask[:1].roll(5, 1), mask[1:])))
+    assert relative(before, behind) < 2e-6
+
+
+@torch.no_grad()
+@each_plan
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_sample_without_text_is_finite(case: Case, plan: StreamPlan, dtype: torch.dtype) -> None:
+    context, mask = padded(case.context, [0, 9], float("nan"))
+    value = golden.model("cool", dtype)(case.latent, case.sigma, context, plan=plan, mask=mask, dtype=dtype)
+    assert bool(value.isfinite().all())
+
+
+@torch.no_grad()
+def test_a_mask_of_ones_is_no_mask(case: Case) -> None:
+    model = golden.model("hot")
+    mask = torch.ones(case.context.shape[:2], dtype=torch.int64)
+    masked = model(case.latent, case.sigma, case.context, plan=StreamPlan(), mask=mask)
+    assert relative(masked, velocity(case)) < 2e-6
+
+
+class NoFloat64(TorchDispatchMode):
+    """Fails on any operation that takes or gives a float64 tensor, as MPS and XPU do."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, out)):
+            wide = isinstance(leaf, Tensor) and leaf.dtype in (torch.float64, torch.complex128)
+            assert not wide, f"{func} touches float64"
+        return out
+
+
+@torch.no_grad()
+@each_plan
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_nothing_is_ever_float64(case: Case, plan: StreamPlan, dtype: torch.dtype) -> None:
+    model = golden.model("hot", dtype)
+    watch = Counters(site_names(2, 4))
+    mask = torch.ones(case.context.shape[:2], dtype=torch.bool)
+    with NoFloat64():
+        model(case.latent, case.sigma, case.context, plan=plan, mask=mask, dtype=dtype, observer=watch)
+        watch.commit()
+        watch.packed()
+        watch.bad_flag()
+        watch.read()
+
+
+def test_gradients_reach_every_weight_and_equal_those_without_the_fold(case: Case) -> None:
+    grads = []
+    for plan in (StreamPlan(), StreamPlan("online", PER_BLOCK)):
+        model = MossDiT(golden.model("cool").arch)
+        model.load_state_dict(golden.model("cool").state_dict())
+        latent = case.latent.clone().requires_grad_()
+        model(latent, case.sigma, case.context, plan=plan).square().mean().backward()
+        assert latent.grad is not None
+        grads.append({"latent": latent.grad} | {name: p.grad for name, p in model.named_parameters()})
+    for name, grad in grads[0].items():
+        assert grad is not None, name
+        # gates that let nothing through leave a gradient of zero
+        assert torch.allclose(grad, grads[1][name], rtol=1e-3, atol=1e-7), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["none", "per_block", "fp32_residual"])
+def test_compiles_as_one_graph(case: Case, kind: str) -> None:
+    model, plan = golden.model("hot"), PLANS[kind]
+
+    def call(x: Tensor, sigma: Tensor, context: Tensor) -> Tensor:
+        return run_dit(model, model.arch, x, sigma, context, plan=plan, dtype=torch.float32, replace=SKIP_1)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="eager", fullgraph=True, dynamic=False)
+    value = compiled(case.latent, case.sigma, case.context)
+    assert torch.equal(value, call(case.latent, case.sigma, case.context))
+
+
+@torch.no_grad()
+def test_compiles_with_the_counters_on(case: Case) -> None:
+    model, watch, plan = golden.model("hot"), Counters(site_names(2, 4)), StreamPlan()
+    watch._place(torch.device("cpu"))
+
+    def call(x: Tensor, sigma: Tensor, context: Tensor) -> Tensor:
+        return run_dit(model, model.arch, x, sigma, context, plan=plan, observer=watch)
+
+    torch._dynamo.reset()
+    torch.compile(call, backend="eager", fullgraph=True, dynamic=False)(case.latent, case.sigma, case.context)
+    watch.commit()
+    wanted = golden.counted(case, StreamPlan())
+    assert {row.name: row for row in watch.read()} == wanted
+
+
+class CastLinear(nn.Linear):
+    """A runtime's casting layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class CastNorm(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class Operations:
+    Linear = CastLinear
+    RMSNorm = CastNorm
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused", [False, True])
+def test_is_built_from_the_layers_given(case: Case, fused: bool) -> None:
+    source = golden.model("hot_fused_qkv" if fused else "hot")
+    model = MossDiT(source.arch, fused=fused, dtype=torch.bfloat16, device=torch.device("cpu"), operations=Operations)
+    model.load_state_dict(source.state_dict())
+    assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {CastLinear}
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model(case.latent, case.sigma, case.context), velocity(case))
+
+
+@torch.no_grad()
+def test_the_state_dict_is_the_official_one() -> None:
+    for fused in (False, True):
+        arch = golden.model("cool").arch
+        with torch.device("meta"):
+            model = MossDiT(arch, fused=fused)
+        assert {k: tuple(v.shape) for k, v in model.state_dict().items()} == arch.expected_shapes(fused)
+
+
+@torch.no_grad()
+def test_other_geometries_run(case: Case) -> None:
+    arch: MossArch = demo_arch(64, 1, 4, text_dim=8)
+    torch.manual_seed(0)
+    model = MossDiT(arch).eval()
+    for parameter in model.parameters():
+        parameter.normal_(std=0.05)
+    plan = StreamPlan("online", Factors((0.25,)))
+    out = model(torch.randn(3, 128, 1, 1), torch.rand(3), torch.randn(3, 2, 8), plan=plan)
+    assert out.shape == (3, 128, 1, 1)
+    assert bool(out.isfinite().all())
+
+
+def test_inner_values_are_told_only_to_those_who_want_them(case: Case) -> None:
+    class Watch(Observer):
+        def __init__(self, wants: bool) -> None:
+            self.wants_inner, self.kinds = wants, set[str]()
+
+        def inner(self, kind: str, layer: int, value: Tensor, scale: float) -> None:
+            self.kinds.add(kind)
+
+    for wants in (False, True):
+        watch = Watch(wants)
+        velocity(case, observer=watch)
+        assert ({"o", "ffn_down", "ffn_up_gate", "q", "k", "entry", "text_o"} <= watch.kinds) == wants
+        assert bool(watch.kinds) == wants

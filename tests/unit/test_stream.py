@@ -1,0 +1,164 @@
+"""Stream plans: what is multiplied by what, and which plan is chosen when."""
+
+from __future__ import annotations
+
+import golden
+import pytest
+import torch
+from golden import UNIFORM, velocity
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fold.errors import MossError
+from fold.factors import DEFAULT, IDENTITY, Factors
+from fold.model import skip_block
+from fold.record import FoldRecord
+from fold.stream import BlockScale, StreamPlan, plan_for
+
+RECORD = FoldRecord(1 / 32, 1.0, 0.5)
+RECORDED = Factors((1 / 32,), (1.0,), (0.5,))
+
+
+def test_block_scales_of_a_per_block_plan() -> None:
+    plan = StreamPlan("online", Factors((1 / 16, 1 / 32, 1 / 32), (1.0, 0.5, 1.0), (0.25,)))
+    assert plan.blocks(3) == (
+        BlockScale(1.0, 1 / 16, 1 / 4, 1.0, 0.25, 16.0),
+        BlockScale(0.5, 1 / 16, 1 / 8, 0.5, 0.25, 32.0),
+        BlockScale(1.0, 1 / 32, 1 / 8, 1.0, 0.25, 32.0),
+    )
+    assert (plan.entry, plan.exit_unscale(3)) == (1 / 16, 32.0)
+
+
+def test_stock_eps_leaves_the_norms_alone() -> None:
+    plan = StreamPlan("online", UNIFORM, eps="stock")
+    assert {scale.unscale for scale in plan.blocks(4)} == {1.0}
+    assert plan.exit_unscale(4) == 1.0
+
+
+def test_a_fold_in_the_weights_counts_towards_the_exact_eps() -> None:
+    plan = StreamPlan("online", Factors((0.5,)), baked=Factors((1 / 16,)))
+    assert plan.blocks(1)[0].unscale == 32.0
+    assert StreamPlan("weights", baked=Factors((1 / 16,))).blocks(1)[0].unscale == 16.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "local"),
+    [
+        (StreamPlan(), False),
+        (StreamPlan("online", UNIFORM), False),
+        (StreamPlan("online", Factors((0.5, 0.5))), False),
+        (StreamPlan("online", Factors((0.5, 0.25))), True),
+        (StreamPlan("online", Factors(s_ffn=(0.5,))), True),
+        (StreamPlan("online", UNIFORM, clamp=10.0), True),
+        (StreamPlan("fp32_residual"), True),
+    ],
+)
+def test_what_only_the_managed_path_can_do(plan: StreamPlan, local: bool) -> None:
+    assert plan.block_local == local
+
+
+def test_halved_keeps_everything_but_c() -> None:
+    plan = StreamPlan("online", Factors((0.5, 0.25), (0.5, 1.0)), eps="stock", clamp=3.0)
+    assert plan.halved() == StreamPlan("online", Factors((0.25, 0.125), (0.5, 1.0)), eps="stock", clamp=3.0)
+
+
+def test_a_list_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(MossError, match="c has 3 values, but this model has 4 blocks"):
+        StreamPlan("online", Factors((0.5, 0.5, 0.5))).blocks(4)
+
+
+@pytest.mark.parametrize("clamp", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_senseless_clamp_is_refused(clamp: float) -> None:
+    with pytest.raises(MossError, match="clamp must be"):
+        StreamPlan(clamp=clamp)
+
+
+def test_a_per_block_fold_cannot_be_in_the_weights() -> None:
+    with pytest.raises(MossError, match="uniform"):
+        StreamPlan(baked=Factors((0.5, 0.25)))
+
+
+# (fix, half, record, unfolded, factors) -> (mode, run-time factors, baked, eps)
+TABLE = [
+    ("auto", True, None, False, None, "online", DEFAULT, IDENTITY, "exact"),
+    ("auto", False, None, False, None, "none", IDENTITY, IDENTITY, "exact"),
+    ("auto", False, None, False, UNIFORM, "online", UNIFORM, IDENTITY, "exact"),
+    ("auto", True, RECORD, True, None, "online", RECORDED, IDENTITY, "exact"),
+    ("auto", False, RECORD, True, None, "online", RECORDED, IDENTITY, "exact"),
+    ("auto", True, RECORD, False, None, "weights", IDENTITY, RECORDED, "stock"),
+    ("auto", True, RECORD, False, UNIFORM, "online", UNIFORM, RECORDED, "stock"),
+    ("none", True, None, False, None, "none", IDENTITY, IDENTITY, "exact"),
+    ("none", True, RECORD, True, None, "none", IDENTITY, IDENTITY, "exact"),
+    ("none", True, RECORD, False, None, "weights", IDENTITY, RECORDED, "stock"),
+    ("online", False, None, False, None, "online", DEFAULT, IDENTITY, "exact"),
+    ("online", True, RECORD, True, None, "online", RECORDED, IDENTITY, "exact"),
+    ("online", True, RECORD, False, None, "online", IDENTITY, RECORDED, "stock"),
+    ("online", True, RECORD, True, UNIFORM, "online", UNIFORM, IDENTITY, "exact"),
+    ("fp32_residual", True, None, False, None, "fp32_residual", IDENTITY, IDENTITY, "exact"),
+    ("fp32_residual", True, RECORD, False, None, "fp32_residual", IDENTITY, RECORDED, "stock"),
+    ("fp32_residual", True, RECORD, True, RECORDED, "fp32_residual", RECORDED, IDENTITY, "exact"),
+]
+
+
+@pytest.mark.parametrize(("fix", "half", "record", "unfolded", "factors", "mode", "run", "baked", "eps"), TABLE)
+def test_the_plan_chosen(fix, half, record, unfolded, factors, mode, run, baked, eps) -> None:  # type: ignore[no-untyped-def]
+    plan = plan_for(fix, half=half, record=record, unfolded=unfolded, factors=factors)
+    assert (plan.mode, plan.factors, plan.baked, plan.eps) == (mode, run, baked, eps)
+    asked = plan_for(fix, half=half, record=record, unfolded=unfolded, factors=factors, eps="exact", clamp=5.0)
+    assert (asked.eps, asked.clamp) == ("exact", 5.0)
+
+
+def test_an_exact_record_is_run_exactly() -> None:
+    record = FoldRecord(1 / 16, eps="exact")
+    assert plan_for("auto", half=True, record=record).eps == "exact"
+    assert plan_for("auto", half=True, record=record, eps="stock").eps == "stock"
+
+
+def test_an_unknown_fix_is_refused() -> None:
+    with pytest.raises(MossError, match="one of auto"):
+        plan_for("magic", half=True, record=None)  # type: ignore[arg-type]
+
+
+powers = st.integers(-12, 4).map(lambda k: 2.0**k)
+lists = st.lists(powers, min_size=4, max_size=4).map(tuple)
+
+
+@settings(max_examples=25, deadline=None)
+@given(c=lists, s_attn=lists, s_ffn=lists, skipped=st.sets(st.integers(0, 3)))
+def test_any_powers_of_two_leave_fp32_bit_equal(c, s_attn, s_ffn, skipped) -> None:  # type: ignore[no-untyped-def]
+    case = golden.cases_of("hot")[0]
+    replace = dict.fromkeys(skipped, skip_block)
+    folded = velocity(case, StreamPlan("online", Factors(c, s_attn, s_ffn)), replace=replace)
+    assert torch.equal(folded, velocity(case, replace=replace))
+
+
+@settings(max_examples=10, deadline=None)
+@given(c=powers, s_attn=powers, s_ffn=powers)
+def test_any_uniform_powers_of_two_leave_fp32_residual_bit_equal(c: float, s_attn: float, s_ffn: float) -> None:
+    case = golden.cases_of("warm")[1]
+    plan = StreamPlan("fp32_residual", Factors((c,), (s_attn,), (s_ffn,)))
+    assert torch.equal(velocity(case, plan), velocity(case))
+
+
+@settings(max_examples=10, deadline=None)
+@given(c=st.floats(1e-3, 8.0), s=st.floats(1e-2, 4.0))
+def test_other_factors_only_round(c: float, s: float) -> None:
+    case = golden.cases_of("cool")[0]
+    plan = StreamPlan("online", Factors((c,), (s,), (1 / s,)))
+    assert golden.relative(velocity(case, plan), velocity(case)) < 1e-5
+
+
+def test_a_replacement_sees_the_rescaled_stream_and_may_run_the_block() -> None:
+    case, factors = golden.cases_of("hot")[0], Factors((0.5, 0.25, 0.25, 1.0))
+    seen = []
+
+    def watch(x, run):  # type: ignore[no-untyped-def]
+        seen.append(x.clone())
+        return run(x)
+
+    folded = velocity(case, StreamPlan("online", factors), replace=dict.fromkeys(range(4), watch))
+    entering, seen = seen, []
+    plain = velocity(case, replace=dict.fromkeys(range(4), watch))
+    assert torch.equal(folded, plain)
+    for scale, x, y in zip(factors.c, entering, seen, strict=True):
+        assert torch.equal(x, y * scale)
