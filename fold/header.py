@@ -23,8 +23,8 @@ DTYPE_BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
-# A header of the largest checkpoints in use is well below 1 MiB. The cap bounds the time and memory a bad one can take.
-MAX_HEADER_BYTES = 8 * 1024 * 1024
+# Headers of the largest checkpoints in use are well below 1 MiB. The cap bounds the time and memory a bad one can take.
+MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_RANK = 8
 _MAX_SIZE = 2**63 - 1
 _PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl")

@@ -1,0 +1,423 @@
+"""Opening checkpoints: every layout, and every kind of damage in a sentence that names file and field."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from raw_files import entry, golden, raw_file, save, shard, write_index
+from repo import DATA, ROOT
+from torch import Tensor
+
+from fold.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, check_finite, open_checkpoint
+from fold.errors import MossError
+from fold.header import MAX_HEADER_BYTES, read_header
+from fold.record import RECORD_KEY, FoldRecord
+
+O_WEIGHT = "layers.1.proj.o.weight"
+
+
+def assert_holds_golden(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> None:
+    found = checkpoint.state_dict()
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("name", ["hot", "hot_prefixed", "hot_fused_qkv"])
+def test_golden_layouts(name: str) -> None:
+    with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
+        assert checkpoint.fused == ("fused" in name)
+        assert checkpoint.prefix == ("model.diffusion_model." if "prefixed" in name else "")
+        assert (checkpoint.dtype, checkpoint.quantization, checkpoint.record) == ("bf16", None, None)
+        assert (checkpoint.arch.dim, checkpoint.arch.depth, checkpoint.foreign) == (64, 4, ())
+        assert_holds_golden(checkpoint, golden("hot_fused_qkv" if "fused" in name else "hot"))
+
+
+@pytest.mark.parametrize("name", ["hot", "hot_fused_qkv"])
+def test_qkv_layout_is_converted_both_ways(name: str) -> None:
+    with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
+        for fused, other in ((True, "hot_fused_qkv"), (False, "hot")):
+            converted, expected = checkpoint.state_dict(fused=fused), golden(other)
+            assert converted.keys() == expected.keys()
+            assert all(torch.equal(converted[key], expected[key]) for key in expected)
+
+
+def test_record_and_dtype_of_a_fixed_file() -> None:
+    with open_checkpoint(DATA / "hot_fp16fix_s.safetensors") as checkpoint:
+        assert checkpoint.record == FoldRecord(0.0625, 0.5, 0.25)
+        assert checkpoint.dtype == "fp16"
+        cast = checkpoint.state_dict(torch.float32)
+        assert torch.equal(cast[O_WEIGHT], checkpoint.tensor(O_WEIGHT).float())
+        assert checkpoint.state_dict(torch.bfloat16)["rope.bands"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "diffusion_model.", "transformer."])
+def test_all_in_one_files(tmp_path: Path, prefix: str) -> None:
+    others = {
+        "vae.decoder.conv.weight": torch.ones(2),
+        "text_encoders.layers.0.weight": torch.ones(3),
+        "conditioner.x": torch.ones(1),
+        "first_stage_model.x": torch.ones(1, dtype=torch.int64),
+    }
+    tensors = golden("cool")
+    file = save(tmp_path / "all.safetensors", {prefix + key: value for key, value in tensors.items()} | others)
+    with open_checkpoint(file) as checkpoint:
+        assert checkpoint.prefix == prefix
+        assert sorted(checkpoint.foreign) == sorted(others)
+        assert_holds_golden(checkpoint, tensors)
+        assert checkpoint.info(O_WEIGHT).name == prefix + O_WEIGHT
+
+
+def test_rope_bands_may_be_absent(tmp_path: Path) -> None:
+    tensors = golden("cool")
+    del tensors["rope.bands"]
+    with open_checkpoint(save(tmp_path / "x.safetensors", tensors)) as checkpoint:
+        assert "rope.bands" not in checkpoint.names()
+        assert_holds_golden(checkpoint, tensors)
+
+
+@pytest.mark.parametrize("inside", ["", "transformer"])
+@pytest.mark.parametrize("sharded", [True, False])
+def test_hf_folders(tmp_path: Path, inside: str, sharded: bool) -> None:
+    place, tensors = tmp_path / inside, golden("hot_fp16fix")
+    record = {RECORD_KEY: '{"c": 0.0625}'}
+    if sharded:
+        shard(place, tensors, record)
+    else:
+        place.mkdir(exist_ok=True)
+        save(place / SINGLE_NAME, tensors, record)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert len(checkpoint.files) == (2 if sharded else 1)
+        assert checkpoint.record == FoldRecord(0.0625)
+        assert_holds_golden(checkpoint, tensors)
+
+
+def test_tensors_are_mapped_not_copied() -> None:
+    with open_checkpoint(DATA / "hot.safetensors") as checkpoint:
+        assert checkpoint.tensor(O_WEIGHT).data_ptr() == checkpoint.tensor(O_WEIGHT).data_ptr()
+        kept = checkpoint.tensor(O_WEIGHT)
+    assert torch.equal(kept, golden("hot")[O_WEIGHT])
+
+
+def quantized(kind: str) -> dict[str, Tensor]:
+    """The cool model with the matrices of its blocks quantized (by shape only; the numbers mean nothing)."""
+    tensors = golden("cool")
+    for name in [key for key in tensors if ".proj." in key and key.startswith("layers.")]:
+        rows, columns = tensors[name].shape
+        module = name.removesuffix(".weight")
+        match kind:
+            case "int8":
+                tensors[name] = torch.ones(rows, columns, dtype=torch.int8)
+                tensors[f"{module}.weight_scale"] = torch.ones(rows, 1)
+                tensors[f"{module}.comfy_quant"] = torch.zeros(20, dtype=torch.uint8)
+            case "fp8_scaled":
+                tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+                tensors[f"{module}.scale_weight"] = torch.ones(())
+            case "nvfp4":
+                tensors[name] = torch.ones(rows, columns // 2, dtype=torch.uint8)
+                tensors[f"{module}.weight_scale"] = torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)
+                tensors[f"{module}.weight_scale_2"] = torch.ones(())
+            case "fp8":
+                tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    return tensors
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8_scaled", "nvfp4", "fp8"])
+def test_quantized_files(tmp_path: Path, kind: str) -> None:
+    tensors = quantized(kind)
+    with open_checkpoint(save(tmp_path / "q.safetensors", tensors)) as checkpoint:
+        assert checkpoint.quantization == kind
+        assert checkpoint.arch.ffn_dim == 96
+        assert len(checkpoint.names()) + len(checkpoint.companions) == len(tensors)
+        state = checkpoint.state_dict(torch.float16, check=True)
+        assert state.keys() == tensors.keys()
+        assert state["video_embedder.weight"].dtype == torch.float16
+        assert state[O_WEIGHT].dtype == (torch.float16 if kind == "fp8" else tensors[O_WEIGHT].dtype)
+        with pytest.raises(MossError, match=f"quantized \\({kind}\\)"):
+            checkpoint.state_dict(fused=True)
+        if kind != "fp8":
+            assert checkpoint.dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({O_WEIGHT: None}, f"has no {O_WEIGHT}"),
+        ({"shared_block_modulation.weight": None}, "has no shared_block_modulation.weight"),
+        ({"layers.0.norm1.weight": None}, "has no layers.0.norm1.weight"),
+        ({O_WEIGHT: torch.ones(64, 63)}, rf"{O_WEIGHT} is \[64, 63\], not \[64, 64\]"),
+        ({"layers.1.proj.o.bias": torch.ones(64)}, r"unknown keys in the model: layers\.1\.proj\.o\.bias"),
+        ({"layers.1.proj.qkv.weight": torch.ones(192, 64)}, "has no layers.0.proj.qkv.weight"),
+        ({"control.map.weight": torch.ones(1)}, r"unknown keys in the model: control\.map\.weight"),
+        ({"layers.1.extra.weight_scale": torch.ones(1)}, "unknown keys"),
+        ({O_WEIGHT: torch.ones(64, 64, dtype=torch.int64)}, f"stores {O_WEIGHT} as I64"),
+        ({O_WEIGHT: torch.ones(64, 64, dtype=torch.int8)}, f"stores {O_WEIGHT} as I8"),
+    ],
+)
+def test_what_is_no_moss_state_dict_is_named(tmp_path: Path, change: dict[str, Tensor | None], message: str) -> None:
+    tensors = {key: value for key, value in (golden("cool") | change).items() if value is not None}
+    with pytest.raises(MossError, match=rf"^bad\.safetensors .*{message}"):
+        open_checkpoint(save(tmp_path / "bad.safetensors", tensors))
+
+
+def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
+    tensors = golden("cool")
+    both = tensors | {f"transformer.{key}": value.clone() for key, value in tensors.items()}
+    with pytest.raises(MossError, match="more than one"):
+        open_checkpoint(save(tmp_path / "bad.safetensors", both))
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    file = save(tmp_path / "flux.safetensors", {"double_blocks.0.img_mod.lin.weight": torch.ones(1)})
+    with pytest.raises(MossError, match=r"flux\.safetensors is not a MOSS-Image model.*double_blocks"):
+        open_checkpoint(file)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_broken_weights_are_named(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+    tensors = golden("cool") | {O_WEIGHT: torch.ones(64, 64, dtype=dtype)}
+    tensors[O_WEIGHT][3, 5] = value
+    with (
+        open_checkpoint(save(tmp_path / "bad.safetensors", tensors)) as checkpoint,
+        pytest.raises(MossError, match=rf"{O_WEIGHT} in bad\.safetensors holds NaN"),
+    ):
+        checkpoint.state_dict(check=True)
+    check_finite("x", torch.zeros(0), "y")
+    check_finite("x", torch.ones(3, dtype=torch.int64), "y")
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+ONE = {"a": entry("F32", [2], 0, 8)}
+TWO = {"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 4, 8)}
+
+BAD_HEADERS: dict[str, tuple[Any, bytes, str]] = {
+    "no JSON": ("{", b"", "not valid JSON"),
+    "list": ("[]", b"", "not a JSON object"),
+    "text": ('"x"', b"", "not a JSON object"),
+    "not UTF-8": (b"\xff\xfe{}", b"", "not UTF-8"),
+    "deep": ("[" * 200_000, b"", "nested too deeply"),
+    "deep objects": ('{"a":' * 200_000, b"", "nested too deeply"),
+    "twice": ('{"a": 1, "a": 2}', b"", "a twice"),
+    "twice inside": ('{"a": {"dtype": "F32", "dtype": "F16"}}', b"", "dtype twice"),
+    "metadata list": ({"__metadata__": []}, b"", "__metadata__"),
+    "metadata number": ({"__metadata__": {"x": 1}}, b"", "__metadata__"),
+    "metadata half surrogate": ('{"__metadata__": {"x": "\\ud800"}}', b"", "__metadata__"),
+    "name half surrogate": ('{"\\ud800": 1}', b"", "UTF-8 name"),
+    "entry number": ({"a": 1}, b"", "a is not an object of dtype"),
+    "entry without shape": ({"a": {"dtype": "F32", "data_offsets": [0, 4]}}, b"1234", "a is not an object of dtype"),
+    "extra field": ({"a": ONE["a"] | {"x": 1}}, b"12345678", "a is not an object of dtype"),
+    "dtype": ({"a": entry("F33", [2], 0, 8)}, b"12345678", "a has the unknown dtype F33"),
+    "dtype list": ({"a": ONE["a"] | {"dtype": ["F32"]}}, b"12345678", "a has the unknown dtype"),
+    "shape negative": ({"a": entry("F32", [-2], 0, 8)}, b"12345678", "a has a bad shape"),
+    "shape float": ({"a": entry("F32", [2.0], 0, 8)}, b"12345678", "a has a bad shape"),  # type: ignore[list-item]
+    "shape bool": ({"a": entry("F32", [True, 2], 0, 8)}, b"12345678", "a has a bad shape"),
+    "shape huge": ({"a": entry("F32", [2**64], 0, 8)}, b"12345678", "a has a bad shape"),
+    "shape many": ({"a": entry("F32", [1] * 99, 0, 4)}, b"1234", "a has a bad shape"),
+    "shape overflow": ({"a": entry("F32", [2**62, 2**62], 0, 8)}, b"12345678", "do not fit"),
+    "offsets three": ({"a": ONE["a"] | {"data_offsets": [0, 4, 8]}}, b"12345678", "a has bad data_offsets"),
+    "offsets back": ({"a": entry("F32", [2], 8, 0)}, b"12345678", "a has bad data_offsets"),
+    "offsets negative": ({"a": entry("F32", [2], -8, 0)}, b"12345678", "a has bad data_offsets"),
+    "offsets text": ({"a": ONE["a"] | {"data_offsets": "08"}}, b"12345678", "a has bad data_offsets"),
+    "size": ({"a": entry("F32", [3], 0, 8)}, b"12345678", "a has 8 bytes"),
+    "past the end": ({"a": entry("F32", [3], 0, 12)}, b"12345678", "truncated"),
+    "far past the end": ({"a": entry("U8", [2**60], 0, 2**60)}, b"12345678", "truncated"),
+    "overlap": (TWO | {"b": entry("F32", [1], 2, 6)}, b"12345678", "b start at 2, which overlaps"),
+    "gap": (TWO | {"b": entry("F32", [1], 8, 12)}, b"123456789012", "b start at 8, which leaves a gap"),
+    "same range": (TWO | {"b": entry("F32", [1], 0, 4)}, b"1234", "overlaps"),
+    "rest": (ONE, b"123456789", "its tensors end"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_HEADERS)
+def test_bad_headers_name_file_and_field(tmp_path: Path, case: str) -> None:
+    header, data, message = BAD_HEADERS[case]
+    file = raw_file(tmp_path / "bad.safetensors", header, data)
+    with pytest.raises(MossError, match=r"^bad\.safetensors is not a usable safetensors file: .*\.$") as caught:
+        read_header(file)
+    assert message in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "fewer than the 8"),
+        (b"1234", "fewer than the 8"),
+        (struct.pack("<Q", 100) + b"{}", "truncated"),
+        (struct.pack("<Q", 2**63) + b"{}", "above the limit"),
+        (b"PK\x03\x04" + b"0" * 100, "pickle"),
+        (b"\x80\x02}" + b"0" * 100, "pickle"),
+        (b"GGUF" + b"0" * 100, "GGUF"),
+    ],
+)
+def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "bad.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(MossError, match=rf"bad\.safetensors .*{message}"):
+        open_checkpoint(file)
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".pt", ".PTH", ".bin"])
+def test_pickles_are_never_opened(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(MossError, match=r"only \.safetensors is opened"):
+        open_checkpoint(tmp_path / f"model{suffix}")
+
+
+def test_missing_and_odd_paths(tmp_path: Path) -> None:
+    with pytest.raises(MossError, match=r"no\.safetensors does not exist"):
+        open_checkpoint(tmp_path / "no.safetensors")
+    with pytest.raises(MossError, match="holds no MOSS-Image model"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(MossError, match="cannot be opened"):
+        open_checkpoint("nul\0.safetensors")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        with pytest.raises(MossError, match="not a regular file"):
+            open_checkpoint(tmp_path / "pipe.safetensors")
+
+
+def entries_text(count: int) -> str:
+    return "{" + ",".join(f'"t{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(count)) + "}"
+
+
+def test_a_million_keys_are_refused_at_once(tmp_path: Path) -> None:
+    file = raw_file(tmp_path / "bad.safetensors", entries_text(1_000_000))
+    started = time.monotonic()
+    with pytest.raises(MossError, match=rf"above the limit of {MAX_HEADER_BYTES}"):
+        open_checkpoint(file)
+    assert time.monotonic() - started < 0.5
+
+
+MEASURE = """
+import resource, sys, time
+from fold.checkpoint import open_checkpoint
+from fold.errors import MossError
+before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+try:
+    open_checkpoint(sys.argv[1])
+except MossError:
+    print(time.monotonic() - started, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads peak memory the Linux way")
+@pytest.mark.parametrize("unit", ["{},", '"k%06d":[],', '"t%06d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'])
+def test_the_largest_header_stays_within_time_and_memory(tmp_path: Path, unit: str) -> None:
+    """The worst of several shapes of header that were tried, each as long as the cap allows."""
+    count = (MAX_HEADER_BYTES - 10) // len(unit % 0 if "%" in unit else unit)
+    body = "".join(unit % i for i in range(count)) if "%" in unit else unit * count
+    text = "{" + body.rstrip(",") + "}" if ":" in unit else '{"a":[' + body.rstrip(",") + "]}"
+    file = raw_file(tmp_path / "bad.safetensors", text)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(file)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    seconds, peak = map(float, done.stdout.split())
+    assert seconds < 2.0
+    assert peak < 256e6
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_bytes_never_raise_anything_else(tmp_path: Path, data: st.DataObject) -> None:
+    """Flip, cut or insert bytes in the header of a good file: it opens, or MossError says why not."""
+    good = (DATA / "cool.safetensors").read_bytes()
+    position = data.draw(st.integers(0, 7800))
+    new = data.draw(st.binary(max_size=4))
+    cut = data.draw(st.integers(0, 4))
+    damaged = good[:position] + new + good[position + cut :]
+    if data.draw(st.booleans()):
+        damaged = damaged[: data.draw(st.integers(0, len(damaged)))]
+    file = tmp_path / "bad.safetensors"
+    file.write_bytes(damaged)
+    try:
+        with open_checkpoint(file) as checkpoint:
+            checkpoint.state_dict(check=True)
+    except MossError as error:
+        assert "bad.safetensors" in str(error)
+
+
+def test_a_sparse_file_of_gigabytes_opens_at_once(tmp_path: Path) -> None:
+    """Opening reads the header only: 10 GB of holes cost nothing, and torch is not needed."""
+    header = {"x": entry("U8", [10 * 10**9], 0, 10 * 10**9)}
+    file = raw_file(tmp_path / "large.safetensors", header)
+    os.truncate(file, file.stat().st_size + 10 * 10**9)
+    started = time.monotonic()
+    assert read_header(file).file_bytes > 10**10
+    assert time.monotonic() - started < 0.05
+
+
+# --- HF folders ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../out.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "..\\x.safetensors",
+        "C:x.safetensors",
+        "x.bin",
+        "",
+    ],
+)
+def test_an_index_cannot_point_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "out.safetensors", golden("cool"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_index(folder, {"a": name})
+    with pytest.raises(MossError, match=r"no plain \.safetensors file name"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 99999]
+)
+def test_a_bad_index_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / INDEX_NAME).write_text(text)
+    with pytest.raises(MossError, match="no usable weight_map"):
+        open_checkpoint(tmp_path)
+
+
+def test_shards_must_hold_what_the_index_says(tmp_path: Path) -> None:
+    folder = shard(tmp_path / "m", golden("cool"))
+    index = json.loads((folder / INDEX_NAME).read_text())["weight_map"]
+    write_index(folder, index | {"layers.9.norm1.weight": index[O_WEIGHT]})
+    with pytest.raises(MossError, match=r"layers\.9\.norm1\.weight is in diffusion.*, but it is not"):
+        open_checkpoint(folder)
+    write_index(folder, index | {O_WEIGHT: "gone.safetensors"})
+    with pytest.raises(MossError, match=r"gone\.safetensors does not exist"):
+        open_checkpoint(folder)
+
+
+def test_shards_must_not_share_tensors_or_differ_in_their_record(tmp_path: Path) -> None:
+    tensors = golden("cool")
+    folder = shard(tmp_path / "m", tensors)
+    index = json.loads((folder / INDEX_NAME).read_text())["weight_map"]
+    second = folder / "diffusion_pytorch_model-00002-of-00002.safetensors"
+    part = {name: tensors[name] for name, shard_name in index.items() if shard_name == second.name}
+    save(second, part | {O_WEIGHT: tensors[O_WEIGHT].clone()})
+    with pytest.raises(MossError, match=f"{O_WEIGHT} is both in"):
+        open_checkpoint(folder)
+    save(second, part, {RECORD_KEY: '{"c": 0.5}'})
+    with pytest.raises(MossError, match="different"):
+        open_checkpoint(folder)
+
+
+def test_opening_needs_no_torch() -> None:
+    """The header commands start fast because they never import torch."""
+    code = "import sys; import fold.checkpoint, fold.cli.inspect; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
