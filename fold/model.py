@@ -6,6 +6,7 @@ called, never read, so LoRA, quantization, casting and offloading inside them ke
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -308,7 +309,7 @@ class Rope(nn.Module):
 
 @dataclass(frozen=True)
 class _Maker:
-    """Builds layers of one family, device and dtype."""
+    """Builds layers of one family, device and dtype; norms are always fp32 (see `dtypes.stored_dtype`)."""
 
     operations: Any
     eps: float
@@ -320,7 +321,7 @@ class _Maker:
         return layer
 
     def norm(self, dim: int) -> nn.Module:
-        layer: nn.Module = self.operations.RMSNorm(dim, eps=self.eps, device=self.device, dtype=self.dtype)
+        layer: nn.Module = self.operations.RMSNorm(dim, eps=self.eps, device=self.device, dtype=torch.float32)
         return layer
 
 
@@ -343,17 +344,18 @@ class MossDiT(nn.Module):
         super().__init__()
         self.arch, self.fused, self.dtype = arch, fused, dtype
         new = _Maker(operations, arch.eps, device, dtype)
+        wide = dataclasses.replace(new, dtype=torch.float32)
         self.video_embedder = new.linear(arch.latent_channels, arch.dim)
         self.text_embedder = TextEmbedder(arch, new)
         self.rope = Rope(arch, device)
         self.time_embedding = nn.Sequential(
-            new.linear(arch.freq_dim, arch.dim), nn.SiLU(), new.linear(arch.dim, arch.dim)
+            wide.linear(arch.freq_dim, arch.dim), nn.SiLU(), wide.linear(arch.dim, arch.dim)
         )
-        self.shared_block_modulation = new.linear(arch.dim, 6 * arch.dim)
+        self.shared_block_modulation = wide.linear(arch.dim, 6 * arch.dim)
         self.layers = nn.ModuleList(JointBlock(arch, new, fused) for _ in range(arch.depth))
         self.final_norm_video = new.norm(arch.dim)
-        self.final_linear_video = new.linear(arch.dim, arch.latent_channels, bias=False)
-        self.video_head_modulation = new.linear(arch.dim, 2 * arch.dim)
+        self.final_linear_video = wide.linear(arch.dim, arch.latent_channels, bias=False)
+        self.video_head_modulation = wide.linear(arch.dim, 2 * arch.dim)
 
     def forward(self, x: Tensor, sigma: Tensor, context: Tensor, **options: Any) -> Tensor:
         """See `run_dit`."""
