@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from repo import DATA
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -58,3 +59,26 @@ def shard(folder: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] 
 def write_index(folder: Path, weight_map: Any) -> None:
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+
+
+def quantized(kind: str) -> dict[str, Tensor]:
+    """The cool model with the matrices of its blocks quantized (by shape only; the numbers mean nothing)."""
+    tensors = golden("cool")
+    for name in [key for key in tensors if ".proj." in key and key.startswith("layers.")]:
+        rows, columns = tensors[name].shape
+        module = name.removesuffix(".weight")
+        match kind:
+            case "int8":
+                tensors[name] = torch.ones(rows, columns, dtype=torch.int8)
+                tensors[f"{module}.weight_scale"] = torch.ones(rows, 1)
+                tensors[f"{module}.comfy_quant"] = torch.zeros(20, dtype=torch.uint8)
+            case "fp8_scaled":
+                tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+                tensors[f"{module}.scale_weight"] = torch.ones(())
+            case "nvfp4":
+                tensors[name] = torch.ones(rows, columns // 2, dtype=torch.uint8)
+                tensors[f"{module}.weight_scale"] = torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)
+                tensors[f"{module}.weight_scale_2"] = torch.ones(())
+            case "fp8":
+                tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    return tensors

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from raw_files import entry, golden, raw_file, save, shard, write_index
+from raw_files import entry, golden, quantized, raw_file, save, shard, write_index
 from repo import DATA, ROOT
 from torch import Tensor
 
@@ -109,29 +109,6 @@ def test_tensors_are_mapped_not_copied() -> None:
         assert checkpoint.tensor(O_WEIGHT).data_ptr() == checkpoint.tensor(O_WEIGHT).data_ptr()
         kept = checkpoint.tensor(O_WEIGHT)
     assert torch.equal(kept, golden("hot")[O_WEIGHT])
-
-
-def quantized(kind: str) -> dict[str, Tensor]:
-    """The cool model with the matrices of its blocks quantized (by shape only; the numbers mean nothing)."""
-    tensors = golden("cool")
-    for name in [key for key in tensors if ".proj." in key and key.startswith("layers.")]:
-        rows, columns = tensors[name].shape
-        module = name.removesuffix(".weight")
-        match kind:
-            case "int8":
-                tensors[name] = torch.ones(rows, columns, dtype=torch.int8)
-                tensors[f"{module}.weight_scale"] = torch.ones(rows, 1)
-                tensors[f"{module}.comfy_quant"] = torch.zeros(20, dtype=torch.uint8)
-            case "fp8_scaled":
-                tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-                tensors[f"{module}.scale_weight"] = torch.ones(())
-            case "nvfp4":
-                tensors[name] = torch.ones(rows, columns // 2, dtype=torch.uint8)
-                tensors[f"{module}.weight_scale"] = torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)
-                tensors[f"{module}.weight_scale_2"] = torch.ones(())
-            case "fp8":
-                tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-    return tensors
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_scaled", "nvfp4", "fp8"])
