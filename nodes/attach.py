@@ -1,0 +1,139 @@
+"""Puts a fix on a MODEL: chooses the path, patches and wraps a clone, takes off what an earlier node put on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from comfy.patcher_extension import WrappersMP
+from torch import nn
+
+from ..fold.errors import MossError
+from ..fold.record import FoldRecord
+from ..fold.stream import StreamPlan
+from .builtin import BuiltinDiT
+from .casting import cast_small_modules
+from .guard import ModelCall
+from .handle import KEY, Handle, Path, handle_of
+from .managed import Router
+from .native import PATCHES, patch_native
+from .sampling_run import SamplingRun
+from .settings import FixOptions
+from .tree import ROOT, arch_of, moss_tree
+
+log = logging.getLogger(__name__)
+
+NO_FIX = (
+    "MOSS-Image runs in fp16 as stored, without a fix: the base weights overflow there. Healed finetunes want exactly "
+    "this; for any other file choose fix = auto or online."
+)
+
+
+def apply_fix(
+    model: Any,
+    options: FixOptions,
+    *,
+    node: str,
+    node_id: str,
+    compute_dtype: torch.dtype | None = None,
+    record: FoldRecord | None = None,
+    unfolded: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> Any:
+    """A clone of MODEL that runs under `options`. Weights are shared, the MODEL given stays as it was.
+
+    compute_dtype: changes the MODEL's (None keeps it). record, unfolded: the fold its file carries, and whether the
+    loader took it out. Raises MossError where the MODEL is not MOSS-Image or the options do not fit it.
+    """
+    tree = moss_tree(model, node)
+    clone = remove_fix(model.clone(), tree)
+    if compute_dtype is not None and compute_dtype != compute_dtype_of(clone):
+        clone.set_model_compute_dtype(compute_dtype)
+    dtype, arch = compute_dtype_of(clone), arch_of(tree)
+    half = dtype == torch.float16
+    plan = options.plan(half=half, record=record, unfolded=unfolded)
+    plan.blocks(arch.depth)
+    path = choose_path(options, plan, tree)
+    notes = (NO_FIX,) if half and plan.mode == "none" else ()
+    handle = Handle(
+        node_id=node_id,
+        options=options,
+        arch=arch,
+        plan=plan,
+        path=path,
+        compute_dtype=dtype,
+        notes=notes,
+        extra=extra,
+    )
+    for sentence in notes:
+        log.warning(sentence)
+    if path == "native":
+        patch_native(clone, tree, handle)
+    else:
+        cast_small_modules(clone, tree, arch)
+    name = f"{ROOT}.forward"
+    clone.add_object_patch(name, Router(clone.get_model_object(name), handle, clone.model))
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, SamplingRun(handle))
+    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, ModelCall(handle))
+    clone.set_attachments(KEY, handle)
+    return clone
+
+
+def compute_dtype_of(model: Any) -> torch.dtype | None:
+    """What the MODEL computes in."""
+    chosen: torch.dtype | None = model.get_model_object("manual_cast_dtype")
+    return chosen if chosen is not None else model.model.get_dtype()
+
+
+def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
+    """Native wherever the plan needs nothing inside a block; the built-in class runs our forward anyway."""
+    if isinstance(tree, BuiltinDiT):
+        return "builtin"
+    match options.engine:
+        case "native" if plan.block_local:
+            raise MossError(
+                "engine = native cannot do what these options ask for: fp32_residual, a clamp, s_attn, s_ffn and a c "
+                "per block act inside the blocks. Use engine = auto or managed."
+            )
+        case "auto" if plan.block_local:
+            return "managed"
+        case "managed":
+            return "managed"
+        case _:
+            return "native"
+
+
+def remove_fix(clone: Any, tree: nn.Module) -> Any:
+    """Take an earlier node's fix off a clone: the last one counts. Raises MossError where another pack wrapped it."""
+    if (handle := handle_of(clone)) is None:
+        return clone
+    for name, patch in list(clone.object_patches.items()):
+        if isinstance(patch, (*PATCHES, Router)) and patch.handle is handle:
+            _restore(clone, name, patch.inner, tree)
+        elif _wraps(patch, handle):
+            raise MossError(
+                f"Another node has wrapped {name} after the first MOSS fp16 fix, so a second one cannot replace it. "
+                "Connect MOSS FP16 Fix before that node."
+            )
+        elif name.endswith(".eps") and handle.path == "native":
+            del clone.object_patches[name]
+    for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.APPLY_MODEL):
+        clone.remove_wrappers_with_key(kind, KEY)
+    clone.remove_attachments(KEY)
+    return clone
+
+
+def _restore(clone: Any, name: str, inner: Any, tree: nn.Module) -> None:
+    """Put back what our patch had found: another node's patch, or the module's own method (then no patch at all)."""
+    if isinstance(getattr(inner, "__self__", None), nn.Module):
+        del clone.object_patches[name]
+    else:
+        clone.object_patches[name] = inner
+
+
+def _wraps(patch: Any, handle: Handle) -> bool:
+    """Whether a foreign callable holds one of our patches: in an attribute or a closure."""
+    held = list(getattr(patch, "__dict__", {}).values())
+    held += [cell.cell_contents for cell in getattr(patch, "__closure__", None) or () if cell.cell_contents is not None]
+    return any(isinstance(item, (*PATCHES, Router)) and item.handle is handle for item in held)

@@ -1,0 +1,159 @@
+"""Save and Load MOSS Conditioning: text states as safetensors, so that a rerun needs no text encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import torch
+from comfy_api.latest import io
+
+from ..fold.checkpoint import check_finite
+from ..fold.errors import MossError
+from ..fold.files import save_tensors
+from ..fold.header import read_header
+from .schema import CATEGORY
+
+FOLDER = "moss_conditioning"
+EXTENSION = ".safetensors"
+
+
+class MossFP16SaveConditioning(io.ComfyNode):
+    """CONDITIONING -> output/moss_conditioning/<name>.safetensors with context and attention_mask."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="MossFP16SaveConditioning",
+            display_name="Save MOSS Conditioning",
+            category=CATEGORY,
+            description="Writes a text conditioning to the output folder, for reruns and headless jobs without the "
+            "text encoder. Copy it to the input folder, or load it from the output list.",
+            search_aliases=["moss", "save conditioning", "prompt cache"],
+            is_output_node=True,
+            inputs=[
+                io.Conditioning.Input("conditioning", tooltip="The output of a text encode node."),
+                io.String.Input(
+                    "filename_prefix", default="moss_conditioning/prompt", tooltip="Place below the output folder."
+                ),
+            ],
+            outputs=[io.Conditioning.Output(tooltip="The same conditioning, unchanged.")],
+        )
+
+    @classmethod
+    def execute(cls, conditioning: Any, filename_prefix: str) -> io.NodeOutput:
+        if len(conditioning) != 1:
+            raise MossError(
+                f"Save MOSS Conditioning stores one prompt, but this conditioning combines {len(conditioning)}: save "
+                "each before they are combined."
+            )
+        context, extra = conditioning[0]
+        tensors = {"context": context}
+        if (mask := extra.get("attention_mask")) is not None:
+            tensors["attention_mask"] = mask
+        dropped = sorted(k for k, v in extra.items() if v is not None and k not in ("attention_mask", "pooled_output"))
+        if dropped:
+            raise MossError(
+                f"Save MOSS Conditioning cannot keep {', '.join(dropped)}: save the plain text conditioning."
+            )
+        folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
+            filename_prefix, folder_paths.get_output_directory()
+        )
+        file = f"{name}_{counter:05}_{EXTENSION}"
+        save_tensors(Path(folder) / file, tensors, {"format": "moss_fp16.conditioning/1"})
+        shown = {"filename": file, "subfolder": subfolder, "type": "output"}
+        return io.NodeOutput(conditioning, ui={"moss_fp16_files": [shown]})
+
+
+class MossFP16LoadConditioning(io.ComfyNode):
+    """A file of the input or output folder -> CONDITIONING."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="MossFP16LoadConditioning",
+            display_name="Load MOSS Conditioning",
+            category=CATEGORY,
+            description="Reads a text conditioning that Save MOSS Conditioning wrote: safetensors with context "
+            "[1, T, width] and, optionally, attention_mask [1, T].",
+            search_aliases=["moss", "load conditioning", "headless"],
+            inputs=[
+                io.Combo.Input(
+                    "file",
+                    options=conditioning_files(),
+                    tooltip="A .safetensors file of the input folder, or [output] moss_conditioning.",
+                )
+            ],
+            outputs=[io.Conditioning.Output(tooltip="The stored prompt, for a sampler's positive or negative.")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, file: str) -> bool | str:
+        """Checked against the disk, not the list the page had, so that a file made a moment ago counts."""
+        try:
+            conditioning_path(file)
+        except MossError as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str) -> Any:
+        try:
+            state = conditioning_path(file).stat()
+        except (MossError, OSError):
+            return None
+        return (state.st_mtime_ns, state.st_size)
+
+    @classmethod
+    def execute(cls, file: str) -> io.NodeOutput:
+        context, mask = read_conditioning(conditioning_path(file))
+        return io.NodeOutput([[context, {} if mask is None else {"attention_mask": mask}]])
+
+
+def conditioning_files() -> list[str]:
+    """Names below the input folder, and below output/moss_conditioning marked as such."""
+    places = ((Path(folder_paths.get_input_directory()), ""), (_saved_folder(), OUTPUT_MARK))
+    return [
+        mark + file.relative_to(root).as_posix()
+        for root, mark in places
+        if root.is_dir()
+        for file in sorted(root.rglob("*" + EXTENSION))
+    ]
+
+
+OUTPUT_MARK = "[output] "
+
+
+def _saved_folder() -> Path:
+    return Path(folder_paths.get_output_directory()) / FOLDER
+
+
+def conditioning_path(name: str) -> Path:
+    """The file of a list entry. Raises MossError for anything outside the two folders, links out of them included."""
+    inside = name.removeprefix(OUTPUT_MARK)
+    root = (_saved_folder() if name.startswith(OUTPUT_MARK) else Path(folder_paths.get_input_directory())).resolve()
+    file = (root / inside).resolve()
+    if not inside or Path(inside).is_absolute() or ".." in Path(inside).parts or not file.is_relative_to(root):
+        raise MossError(f"{name!r} is not inside ComfyUI's input folder: conditioning is only read from there.")
+    if file.suffix != EXTENSION or not file.is_file():
+        raise MossError(f"There is no conditioning file {name!r} in ComfyUI's input folder.")
+    return file
+
+
+def read_conditioning(file: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """context [B, T, width] fp32 and attention_mask [B, T] or None. Raises MossError naming the file and the field."""
+    from safetensors.torch import load_file
+
+    read_header(file)
+    tensors = load_file(str(file))
+    context, mask = tensors.get("context"), tensors.get("attention_mask")
+    if context is None or context.dim() != 3 or not context.is_floating_point() or 0 in context.shape:
+        found = "none" if context is None else f"{context.dtype} {list(context.shape)}"
+        raise MossError(f"{file.name} needs a float tensor context [B, T, width]; it has {found}.")
+    check_finite("context", context, file.name)
+    if mask is not None and list(mask.shape) != list(context.shape[:2]):
+        raise MossError(
+            f"attention_mask in {file.name} has shape {list(mask.shape)}, but context needs {list(context.shape[:2])}."
+        )
+    return context.float(), mask

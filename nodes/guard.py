@@ -1,0 +1,202 @@
+"""Around every model call of a fixed MODEL: count, check, and where it went out of range, compute it again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..fold.report import Rescue
+from ..fold.saturation import Counters
+from ..fold.stream import StreamPlan
+from . import live, selfcheck
+from .casting import casting
+from .handle import Handle, Run, Rung
+from .ladder import Evidence, WriterWatch, evidence_of, next_rung
+from .managed import not_understood
+from .native import retune
+
+
+class ModelCall:
+    """The APPLY_MODEL wrapper. One device flag is read per call; the rest waits for the end of the run."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def __call__(self, executor: Any, x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        handle, run = self.handle, self.handle.current()
+        call = _Call(handle, executor, x, t, args, kwargs)
+        out = call.compute()
+        if handle.options.guard != "off" and call.is_bad(out):
+            out = self._bad(call, run, out)
+        if handle.options.self_check and not run.self_check:
+            out = self._check(call, run, out)
+        run.model_calls += 1
+        run.counters.commit()
+        return out
+
+    def _bad(self, call: _Call, run: Run, out: Tensor) -> Tensor:
+        if not bool(call.x.isfinite().all()):
+            live.notice(self.handle, run, "non_finite", "error", _INPUT_FAULT)
+            run.warn(_INPUT_FAULT)
+            return out
+        evidence = evidence_of(run.counters.read_call(), None)
+        if self.handle.options.guard == "report":
+            if "non_finite" in run.notices:
+                return out  # said once; the counts tell the rest
+            sentence = f"Step {run.step + 1}: {evidence.reason()} in fp16 (guard = report, so it was kept)."
+            run.warn(sentence)
+            live.notice(self.handle, run, "non_finite", "warn", sentence)
+            return out
+        return self._rescue(call, run, out, evidence)
+
+    def _rescue(self, call: _Call, run: Run, out: Tensor, evidence: Evidence) -> Tensor:
+        """Climb until the call is in range; the run stays on that rung."""
+        handle, first = self.handle, evidence.reason()
+        while True:
+            if call.manageable:
+                evidence = call.look_closer(run.counters.read_call())
+            rung = next_rung(handle.rung, evidence, manageable=call.manageable)
+            if rung is None:
+                sentence = "The output is not finite even in fp32: the model, an adapter or the conditioning is broken."
+                run.warn(sentence)
+                live.notice(handle, run, "non_finite", "error", sentence)
+                return out
+            handle.rung = rung
+            out = call.compute()
+            if not call.is_bad(out):
+                break
+            evidence = evidence_of(run.counters.read_call(), None)
+        run.rescues.append(Rescue(run.step + 1, call.sigma, handle.rung.label, first))
+        live.notice(
+            handle, run, "rescue", "warn", f"Step {run.step + 1} was computed again with {handle.rung.label}: {first}."
+        )
+        return out
+
+    def _check(self, call: _Call, run: Run, out: Tensor) -> Tensor:
+        """Once per combination: the same call at c/2 must agree."""
+        handle = self.handle
+        if handle.rung.full or handle.rung.plan.factors.c == (1.0,):
+            return out
+        key = call.combination()
+        if selfcheck.seen(key):
+            run.self_check = {"result": "remembered", "difference": None, "detail": None}
+            return out
+        counted, chosen = run.counters, handle.rung
+        run.counters = Counters(counted.names, counted.threshold)  # the second call is not part of the run
+        handle.rung = replace(chosen, plan=chosen.plan.halved())
+        try:
+            difference = selfcheck.disagreement(out, call.compute(), call.x)
+        finally:
+            run.counters, handle.rung = counted, chosen
+            call.settle()
+        if difference <= selfcheck.BOUND:
+            selfcheck.remember(key)
+            run.self_check = {"result": "passed", "difference": difference, "detail": None}
+            return out
+        return self._distrust(call, run, difference)
+
+    def _distrust(self, call: _Call, run: Run, difference: float) -> Tensor:
+        """Something else writes to the stream: go on without the fold."""
+        handle, who = self.handle, call.suspects()
+        plain = replace(handle.rung.plan, factors=StreamPlan().factors)
+        if call.manageable and handle.rung.plan.baked.identity:
+            handle.rung = Rung(replace(plain, mode="fp32_residual"), managed=True)
+        else:
+            handle.rung = Rung(replace(plain, mode="none"), managed=handle.rung.managed, full=True)
+        sentence = (
+            f"The fold was left off: the same call at c and c/2 differed by {difference:.1e}, so something else writes "
+            f"to the stream ({who}). The run went on with {handle.rung.label}."
+        )
+        run.self_check = {"result": "failed", "difference": difference, "detail": who}
+        run.warn(sentence)
+        live.notice(handle, run, "self_check", "warn", sentence)
+        out = call.compute()
+        return self._rescue(call, run, out, Evidence()) if call.is_bad(out) else out
+
+
+_INPUT_FAULT = (
+    "The latent held NaN or infinity before the model was called: a node before the sampler made it, not the fp16 fix."
+)
+
+
+class _Call:
+    """One model call that can be computed again on another rung."""
+
+    def __init__(
+        self, handle: Handle, executor: Any, x: Tensor, t: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.handle, self.executor, self.x, self.t, self.args, self.kwargs = handle, executor, x, t, args, kwargs
+        self.base = executor.class_obj
+        # apply_model(x, t, c_concat, c_crossattn, control, transformer_options, **conds): named or by position
+        named = dict(zip(("c_concat", "c_crossattn", "control", "transformer_options"), args, strict=False)) | kwargs
+        self.options: dict[str, Any] = named.pop("transformer_options", None) or {}
+        self.control = named.pop("control", None)
+        self.conds = named
+
+    @property
+    def tree(self) -> Any:
+        # with torch.compile the attribute is swapped for the call; the modules below it are the same
+        found = self.base.diffusion_model
+        return getattr(found, "_orig_mod", found)
+
+    @property
+    def sigma(self) -> float:
+        return float(self.t.flatten()[0])
+
+    @property
+    def manageable(self) -> bool:
+        """Whether the managed forward can run this call."""
+        rest = {k: v for k, v in self.conds.items() if k not in ("c_crossattn", "c_concat")}
+        if self.conds.get("c_concat") is not None:
+            return False
+        return not_understood(self.conds.get("c_crossattn"), self.control, self.options, rest) is None
+
+    def compute(self) -> Tensor:
+        """Run it on the handle's rung."""
+        self.handle.current().counters.begin()
+        self.settle()
+        rung = self.handle.rung
+        if rung.full or (rung.managed and self.handle.path == "native"):
+            with casting(self.base, self.tree, full=rung.full):
+                out: Tensor = self.executor(self.x, self.t, *self.args, **self.kwargs)
+        else:
+            out = self.executor(self.x, self.t, *self.args, **self.kwargs)
+        return out
+
+    def settle(self) -> None:
+        """On the native path the norms' eps belongs to the rung; the managed forward wants the stock one."""
+        handle = self.handle
+        if handle.path == "native" and (handle.rung != handle.start or handle.retuned):
+            retune(self.tree, handle.arch, StreamPlan() if handle.rung.managed else handle.rung.plan)
+            handle.retuned = handle.rung != handle.start
+
+    def is_bad(self, out: Tensor) -> bool:
+        """The guard's one flag: saturated or not finite anywhere (in fp32 only the latter is a fault)."""
+        rung = self.handle.rung
+        bad = ~out.isfinite().all()
+        if self.handle.options.counters and not rung.full and not rung.plan.fp32_stream:
+            bad = bad | self.handle.current().counters.bad_flag().to(bad.device)
+        return bool(bad)
+
+    def look_closer(self, blocks: Any) -> Evidence:
+        """The failed call once more with an eye on the blocks' own writers."""
+        handle, watch, run = self.handle, WriterWatch(), self.handle.current()
+        chosen = handle.rung
+        if chosen.full:
+            return evidence_of(blocks, None)
+        handle.rung, handle.watch = replace(chosen, managed=True), watch
+        try:
+            self.compute()
+        finally:
+            handle.rung, handle.watch = chosen, None
+            run.counters.drop()
+        return evidence_of(blocks, watch)
+
+    def combination(self) -> tuple[Any, ...]:
+        patcher = getattr(self.base, "current_patcher", None)
+        return selfcheck.combination(self.tree, patcher, self.options, self.conds, self.handle.rung.managed)
+
+    def suspects(self) -> str:
+        return selfcheck.suspects(self.conds, self.options, self.control)

@@ -1,0 +1,112 @@
+"""From a run to the page: reports while it goes on, a few a second at most, and notices once each."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from comfy_execution.utils import get_executing_context
+from server import PromptServer
+
+from ..fold.saturation import BlockStats
+from .handle import Handle, Run, State
+from .store import STORE
+
+REPORT_EVENT, NOTICE_EVENT = "moss_fp16.report", "moss_fp16.notice"
+SECONDS_BETWEEN = 0.4
+
+
+def where_now() -> tuple[str | None, str | None]:
+    """(prompt id, workflow id) of what the server is executing; None where it cannot be told."""
+    context = get_executing_context()
+    prompt_id = context.prompt_id if context else None
+    server = getattr(PromptServer, "instance", None)
+    if server is None or prompt_id is None:
+        return prompt_id, None
+    for item in list(server.prompt_queue.currently_running.values()):
+        if item[1] == prompt_id:
+            workflow = (item[3].get("extra_pnginfo") or {}).get("workflow") or {}
+            found = workflow.get("id") if isinstance(workflow, dict) else None
+            return prompt_id, str(found) if found is not None else None
+    return prompt_id, None
+
+
+def publish(node_id: str, prompt_id: str | None, workflow_id: str | None, report: dict[str, Any]) -> None:
+    """Keep a report as the node's last and send it to the pages."""
+    entry = {
+        "node_id": node_id,
+        "prompt_id": prompt_id,
+        "workflow_id": workflow_id,
+        "state": report["state"],
+        "report": report,
+    }
+    STORE.put(entry)
+    _send(REPORT_EVENT, entry)
+
+
+def notice(handle: Handle, run: Run, kind: str, severity: str, text: str) -> None:
+    """A toast, once per kind and run; it never blocks."""
+    if kind in run.notices:
+        return
+    run.notices.add(kind)
+    _send(
+        NOTICE_EVENT,
+        {"node_id": handle.node_id, "prompt_id": run.prompt_id, "kind": kind, "severity": severity, "text": text},
+    )
+
+
+def _send(event: str, data: dict[str, Any]) -> None:
+    server = getattr(PromptServer, "instance", None)
+    if server is not None:
+        server.send_sync(event, data)
+
+
+class LivePanel:
+    """Sends the running totals now and then: a copy that does not wait goes out once it has arrived."""
+
+    def __init__(self, handle: Handle, run: Run) -> None:
+        self.handle, self.run = handle, run
+        self.sent_at = 0.0
+        self.copy: tuple[torch.Tensor, Any] | None = None
+
+    def update(self) -> None:
+        """Called after every step."""
+        if self.copy is not None:
+            rows, done = self.copy
+            if done is None or done.query():
+                self.copy = None
+                self._publish(rows)
+        elif time.monotonic() - self.sent_at >= SECONDS_BETWEEN:
+            self.sent_at = time.monotonic()
+            self._start_copy()
+
+    def _start_copy(self) -> None:
+        packed = self.run.counters.packed()
+        if packed.device.type == "cuda":
+            rows = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            rows.copy_(packed, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+            self.copy = (rows, done)
+        elif packed.device.type == "cpu":
+            self._publish(packed)
+        else:
+            # no event to ask elsewhere: the step itself goes out, the numbers come at the end
+            self._publish(torch.zeros(packed.shape))
+
+    def _publish(self, rows: torch.Tensor) -> None:
+        blocks = tuple(
+            BlockStats(name, row[0] if row[0] == row[0] else float("inf"), *(int(n) for n in row[1:]))
+            for name, row in zip(self.run.counters.names, rows.tolist(), strict=True)
+        )
+        report = self.handle.report("running", blocks)
+        publish(self.handle.node_id, self.run.prompt_id, self.run.workflow_id, report)
+
+
+def finish(handle: Handle, run: Run, state: State) -> dict[str, Any]:
+    """Read the totals (the run's one wait for the device), close the run, tell the page."""
+    report = handle.report(state, run.counters.read())
+    handle.last = report
+    publish(handle.node_id, run.prompt_id, run.workflow_id, report)
+    return report

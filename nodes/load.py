@@ -1,0 +1,105 @@
+"""A MOSS-Image file into a MODEL: ComfyUI's own class where it has one, else the built-in one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import comfy.model_detection
+import comfy.model_management as mm
+import comfy.model_patcher
+import comfy.sd
+import comfy.utils
+import torch
+
+from ..fold.checkpoint import Checkpoint, check_finite, open_checkpoint
+from ..fold.dtypes import DTYPES
+from ..fold.errors import MossError
+from ..fold.weights import unfold_tensor
+from .builtin import MossModelConfig
+from .source import KEY, Source
+
+log = logging.getLogger(__name__)
+
+
+def load_moss(path: str, dtype: str, unfold: bool, engine: str, disable_dynamic: bool = False) -> Any:
+    """The MODEL of a checkpoint file or HF folder, weights stored in the compute dtype.
+
+    dtype: auto, fp16, bf16 or fp32. unfold: take a recorded fold out of the weights. engine: auto, native, builtin.
+    Raises MossError for what is no sound MOSS-Image checkpoint.
+    """
+    with open_checkpoint(path) as checkpoint:
+        chosen = compute_dtype(dtype, checkpoint)
+        weights = checked_weights(checkpoint, unfold)
+        model = None if engine == "builtin" else load_native(weights, chosen, checkpoint, disable_dynamic)
+        if model is None and engine == "native":
+            raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
+        if model is None:
+            model = load_builtin(weights, chosen, checkpoint, disable_dynamic)
+        record = checkpoint.record
+    if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
+        model.set_model_compute_dtype(chosen)
+    model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine))
+    model.set_attachments(KEY, Source(record, unfolded=unfold and record is not None))
+    return model
+
+
+def compute_dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
+    """auto: fp16 where the device is good at it, else bf16, else fp32 (a CPU)."""
+    if name != "auto":
+        return DTYPES[name]
+    device = mm.get_torch_device()
+    if mm.should_use_fp16(device, model_params=checkpoint.nbytes // 2):
+        return torch.float16
+    return torch.bfloat16 if mm.should_use_bf16(device) else torch.float32
+
+
+def checked_weights(checkpoint: Checkpoint, unfold: bool) -> dict[str, torch.Tensor]:
+    """Bare-key weights, memory-mapped but for the few that an unfold changes; NaN or infinity is refused by name."""
+    weights = checkpoint.state_dict()
+    bar = comfy.utils.ProgressBar(len(weights))
+    for name in checkpoint.names():
+        if checkpoint.is_plain(name):
+            check_finite(name, weights[name], checkpoint.where)
+            if unfold and checkpoint.record is not None:
+                weights[name] = unfold_tensor(name, weights[name], checkpoint.arch, checkpoint.record.factors)
+        bar.update(1)
+        mm.throw_exception_if_processing_interrupted()
+    return weights
+
+
+def load_native(
+    weights: dict[str, torch.Tensor], dtype: torch.dtype, checkpoint: Checkpoint, disable_dynamic: bool
+) -> Any | None:
+    """Through ComfyUI's own detection; None where it does not know MOSS-Image."""
+    try:
+        known = comfy.model_detection.model_config_from_unet(weights, "", metadata=dict(checkpoint.metadata))
+    except Exception as error:  # detection of other models may stumble over our keys
+        log.debug("ComfyUI's model detection failed on MOSS-Image keys: %s", error)
+        return None
+    if known is None:
+        return None
+    model = comfy.sd.load_diffusion_model_state_dict(
+        dict(weights),
+        model_options={} if checkpoint.quantization else {"dtype": dtype},
+        metadata=dict(checkpoint.metadata),
+        disable_dynamic=disable_dynamic,
+    )
+    return model if model is not None and hasattr(model.model.diffusion_model, "shared_block_modulation") else None
+
+
+def load_builtin(
+    weights: dict[str, torch.Tensor], dtype: torch.dtype, checkpoint: Checkpoint, disable_dynamic: bool
+) -> Any:
+    """The built-in class, placed as ComfyUI places its own."""
+    weights, _ = comfy.utils.convert_old_quants(dict(weights), "", metadata=dict(checkpoint.metadata))
+    config = MossModelConfig({"arch": checkpoint.arch, "fused": checkpoint.fused})
+    config.quant_config = comfy.utils.detect_layer_quantization(weights, "") if checkpoint.quantization else None
+    config.set_inference_dtype(dtype, dtype if config.quant_config else None)
+    patcher = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    model = config.get_model(weights)
+    loaded = patcher(model, load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
+    if not mm.is_device_cpu(loaded.offload_device):
+        model.to(loaded.offload_device)
+    model.load_model_weights(weights, "", assign=loaded.is_dynamic())
+    return loaded

@@ -1,0 +1,61 @@
+"""Around one sampling run of a fixed MODEL: begins its counters, follows its steps, closes its report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_management
+from torch import Tensor
+
+from . import live
+from .handle import Handle, Run, State
+
+
+class SamplingRun:
+    """The OUTER_SAMPLE wrapper."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        # noise, latent_image, sampler, sigmas, denoise_mask, callback, disable_pbar, seed: named or by position
+        names = ("noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback", "disable_pbar", "seed")
+        call = dict(zip(names, args, strict=False)) | kwargs
+        handle = self.handle
+        run = handle.begin(max(len(call["sigmas"]) - 1, 0), *live.where_now())
+        panel = live.LivePanel(handle, run)
+        call["callback"] = _following(run, panel, call.get("callback"))
+        positional = [call.pop(name) for name in names if name in call]
+        live.publish(handle.node_id, run.prompt_id, run.workflow_id, handle.report("running", run.counters.read()))
+        _announce(handle, run)
+        state: State = "failed"
+        try:
+            out: Tensor = executor(*positional, **call)
+            state = "done"
+            if not bool(out.isfinite().all()):
+                sentence = "The sampled latent holds NaN or infinity; the image will be black or broken."
+                run.warn(sentence)
+                live.notice(handle, run, "non_finite", "error", sentence)
+            return out
+        except comfy.model_management.InterruptProcessingException:
+            state = "interrupted"
+            raise
+        finally:
+            live.finish(handle, run, state)
+            handle.run = None
+
+
+def _following(run: Run, panel: live.LivePanel, callback: Any) -> Any:
+    """The sampler's step callback, which also counts steps."""
+
+    def step(index: int, x0: Any, x: Any, total: int) -> Any:
+        run.step, run.total_steps = index + 1, total
+        panel.update()
+        return None if callback is None else callback(index, x0, x, total)
+
+    return step
+
+
+def _announce(handle: Handle, run: Run) -> None:
+    for sentence in handle.notes:
+        live.notice(handle, run, "no_fix", "warn", sentence)

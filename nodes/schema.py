@@ -1,0 +1,96 @@
+"""The inputs that several nodes share, described once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+CATEGORY = "MOSS/FP16"
+
+MossFactors: Any = io.Custom("MOSS_FACTORS")
+
+FACTOR_HINT = "0.0625, 1/16, 2^-4, or a comma list with one value per block."
+
+
+def compute_dtype_input(first: str, tooltip: str) -> Any:
+    """`first` is what the model computes in when nothing is chosen: auto (Loader) or keep (Fix)."""
+    return io.Combo.Input("compute_dtype", options=[first, "fp16", "bf16", "fp32"], default=first, tooltip=tooltip)
+
+
+def fix_inputs(engines: list[str]) -> list[Any]:
+    """fix and guard, then the advanced ones, in the order of the help pages."""
+    return [
+        io.Combo.Input(
+            "fix",
+            options=["auto", "none", "online", "fp32_residual"],
+            default="auto",
+            tooltip="How the residual stream is kept in fp16's range. auto: a recorded fold, else the online fold with "
+            "c = 1/16 in fp16, nothing in bf16 and fp32. online: the fold at sampling time, weights untouched. "
+            "fp32_residual: the stream in fp32. none: as stored.",
+        ),
+        io.Combo.Input(
+            "guard",
+            options=["rescue", "report", "off"],
+            default="rescue",
+            tooltip="After each model call: rescue computes a call that left fp16's range again on a safer rung and "
+            "stays there; report only says so; off does not look.",
+        ),
+        *advanced_fix_inputs(engines),
+    ]
+
+
+def advanced_fix_inputs(engines: list[str]) -> list[Any]:
+    return [
+        io.String.Input(
+            "c",
+            default="",
+            advanced=True,
+            tooltip=f"Stream factor c; empty for the mode's own (the recorded one, else 1/16). {FACTOR_HINT}",
+        ),
+        io.String.Input(
+            "s_attn",
+            default="1",
+            advanced=True,
+            tooltip=f"Factor on the attention outputs (o): below 1 where o itself overflows. {FACTOR_HINT}",
+        ),
+        io.String.Input(
+            "s_ffn",
+            default="1",
+            advanced=True,
+            tooltip=f"Factor on the FFN outputs (ffn_down): below 1 where they overflow. {FACTOR_HINT}",
+        ),
+        io.Combo.Input(
+            "eps",
+            options=["exact", "stock"],
+            default="exact",
+            advanced=True,
+            tooltip="exact: the norms' eps goes with c^2, so the function is the same. stock: eps stays 1e-6.",
+        ),
+        io.Boolean.Input(
+            "clamp",
+            default=False,
+            advanced=True,
+            tooltip="Limit the joint stream to +-65504 after each add, and count what was limited.",
+        ),
+        io.Boolean.Input(
+            "counters", default=True, advanced=True, tooltip="Count peaks and saturation per block for the panel."
+        ),
+        io.Boolean.Input(
+            "self_check",
+            default=True,
+            advanced=True,
+            tooltip="Once per combination of model, adapters and patches: run one call at c and at c/2. If they "
+            "differ, something unknown writes to the stream and the fold is left off.",
+        ),
+        io.Combo.Input(
+            "engine",
+            options=engines,
+            default="auto",
+            advanced=True,
+            tooltip="Which forward runs. auto chooses; the help page says when to choose otherwise.",
+        ),
+        MossFactors.Input(
+            "factors", optional=True, tooltip="Measured factors (MOSS Activation Probe); they replace c, s_attn, s_ffn."
+        ),
+    ]

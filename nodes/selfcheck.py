@@ -1,0 +1,87 @@
+"""The self-check: with powers of two the fold is invariant, so the same call at c and at c/2 must agree.
+
+If they do not, something this pack does not know of writes to the stream, and the fold would be quietly wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+#: Relative L2 of the two calls' velocities. Measured: 0 to 1e-3 from fp16 subnormals, 1e-2 and more from a writer
+#: that is not scaled.
+BOUND = 4e-3
+
+_passed: set[tuple[Any, ...]] = set()
+
+
+def combination(
+    tree: nn.Module, patcher: Any, options: dict[str, Any], conds: dict[str, Any], managed: bool
+) -> tuple[Any, ...]:
+    """What decides whether every writer is accounted for: class, adapters, conditioning keys, patches, path."""
+    patches = {f"{name}:{_name(p)}" for name, found in options.get("patches", {}).items() for p in found}
+    replaced = {
+        f"{group}:{key[0] if isinstance(key, tuple) else key}:{_name(patch)}"
+        for group, found in options.get("patches_replace", {}).items()
+        for key, patch in found.items()
+    }
+    wrappers = {
+        f"{kind}:{key}:{_name(w)}"
+        for kind, keyed in options.get("wrappers", {}).items()
+        for key, found in keyed.items()
+        for w in found
+    }
+    objects = {f"{name}:{_name(patch)}" for name, patch in getattr(patcher, "object_patches", {}).items()}
+    return (
+        f"{type(tree).__module__}.{type(tree).__qualname__}",
+        frozenset(getattr(patcher, "patches", {})),
+        frozenset(key for key, value in conds.items() if value is not None),
+        frozenset(patches | replaced | wrappers | objects),
+        managed,
+    )
+
+
+def _name(thing: Any) -> str:
+    """A patch's code, not its identity: the same node applied again is the same combination."""
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+
+
+def seen(key: tuple[Any, ...]) -> bool:
+    return key in _passed
+
+
+def remember(key: tuple[Any, ...]) -> None:
+    _passed.add(key)
+
+
+def forget_all() -> None:
+    """For tests."""
+    _passed.clear()
+
+
+def suspects(conds: dict[str, Any], options: dict[str, Any], control: Any) -> str:
+    """What in the call could be the unknown writer, for the report."""
+    found = [f"conditioning {key}" for key, value in conds.items() if value is not None and key not in _PLAIN]
+    found += ["a control input"] if control is not None else []
+    found += [f"block patch {name} ({_name(p)})" for name, ps in options.get("patches", {}).items() for p in ps]
+    found += [
+        f"replace patch {key} ({_name(p)})"
+        for ps in options.get("patches_replace", {}).values()
+        for key, p in ps.items()
+    ]
+    return ", ".join(found[:4]) or "a module of this model class that is not among MOSS-Image's"
+
+
+_PLAIN = frozenset({"c_crossattn", "attention_mask", "transformer_options"})
+
+
+def disagreement(a: Tensor, b: Tensor, x: Tensor) -> float:
+    """Relative L2 between two denoised results [B, C, h, w] of input x, measured on x - result (sigma x velocity).
+
+    Per sample, the worst of the batch; inf where it is not finite.
+    """
+    v, w = (x.float() - a.float()).flatten(1), (x.float() - b.float()).flatten(1)
+    worst = float(((v - w).norm(dim=1) / v.norm(dim=1).clamp_min(1e-20)).max())
+    return worst if worst == worst else float("inf")

@@ -1,0 +1,70 @@
+"""Recognises a MOSS-Image MODEL and knows where things are in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ..fold.arch import MossArch
+from ..fold.errors import MossError
+
+ROOT = "diffusion_model"
+
+
+def moss_tree(model: Any, node: str) -> nn.Module:
+    """The MODEL's diffusion model, if it is MOSS-Image. Raises MossError naming what was given instead."""
+    tree = getattr(model.model, ROOT, None)
+    for name in ("shared_block_modulation", "layers", "text_embedder", "video_embedder", "final_norm_video"):
+        if not hasattr(tree, name):
+            raise MossError(
+                f"{node} needs a MOSS-Image MODEL; this one is {type(model.model).__name__} (no {name}). "
+                "Connect the MODEL of Load MOSS-Image (FP16), or of any loader that loaded a MOSS checkpoint."
+            )
+    return tree
+
+
+def arch_of(tree: nn.Module) -> MossArch:
+    """The geometry of a module tree, whatever its weights are stored as (quantized ones are not looked at)."""
+    if isinstance(arch := getattr(tree, "arch", None), MossArch):
+        return arch
+    block, text = tree.layers[0], tree.text_embedder
+    dim = block.norm1.weight.shape[0]
+    return MossArch(
+        dim=dim,
+        depth=len(tree.layers),
+        heads=dim // block.q_norm.weight.shape[0],
+        ffn_dim=block.proj.ffn_down.in_features,
+        text_dim=text.proj.in_features,
+        text_blocks=len(text.blocks),
+        text_ffn_dim=text.blocks[0].ffn_up.out_features,
+        latent_channels=tree.video_embedder.in_features,
+        freq_dim=tree.time_embedding[0].in_features,
+        eps=float(getattr(block.norm1, "eps", None) or 1e-6),
+    )
+
+
+def stream_norms(arch: MossArch) -> tuple[str, ...]:
+    """Paths of the RMSNorms that read a stream: their eps goes with c^2."""
+    text = [f"text_embedder.blocks.{i}.{norm}" for i in range(arch.text_blocks) for norm in ("norm1", "norm2")]
+    joint = [f"layers.{i}.{norm}" for i in range(arch.depth) for norm in ("norm1", "norm2")]
+    return (*text, *joint, "final_norm_video")
+
+
+def stream_writers(arch: MossArch) -> tuple[str, ...]:
+    """Paths of the linears outside the joint blocks whose outputs go onto a stream."""
+    text = [f"text_embedder.blocks.{i}.{name}" for i in range(arch.text_blocks) for name in ("proj", "ffn_down")]
+    return ("video_embedder", "text_embedder.proj", *text)
+
+
+def blocks(arch: MossArch) -> tuple[str, ...]:
+    """Paths of all blocks, in the order of the report's sites."""
+    text = tuple(f"text_embedder.blocks.{i}" for i in range(arch.text_blocks))
+    return text + tuple(f"layers.{i}" for i in range(arch.depth))
+
+
+def small_modules(tree: nn.Module, arch: MossArch) -> list[str]:
+    """Paths of the norms, the conditioning and the head: what the managed forward calls in fp32."""
+    heads = [f"{block}.{norm}" for block in blocks(arch) for norm in ("q_norm", "k_norm")]
+    conditioning = ["time_embedding.0", "time_embedding.2", "shared_block_modulation", "video_head_modulation"]
+    return [*stream_norms(arch), *heads, *conditioning, "final_linear_video"]
