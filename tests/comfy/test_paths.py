@@ -1,0 +1,89 @@
+"""The fix through ComfyUI's own sampler: built-in class and a foreign one, native and managed path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock
+
+HOT = ("hot", "burst")
+
+
+@pytest.fixture
+def foreign() -> Iterator[None]:
+    pack = foreign_pack()
+    pack.register()
+    yield
+    pack.register.undo()
+
+
+@pytest.fixture(params=["builtin", "native", "managed"])
+def make(request: pytest.FixtureRequest) -> Any:
+    """(name, dtype) -> unfixed MODEL, and the engine for the fix; once per class and path."""
+    if request.param == "builtin":
+        return lambda name, dtype, **o: (fixed(load(name, dtype, engine="builtin"), **o) if o else load(name, dtype))
+    request.getfixturevalue("foreign")
+    engine = request.param
+    return lambda name, dtype, **o: (
+        fixed(stock(name, dtype), engine=engine, **o) if o else stock(name, dtype)
+    )
+
+
+@pytest.mark.parametrize("name", ["cool", *HOT])
+def test_fp32_fold_is_bit_equal(make: Any, name: str) -> None:
+    prompt = conditioning(name)
+    model = make(name, "fp32")
+    before = sample(model, prompt)
+    folded = make(name, "fp32", fix="online", c=1 / 16)
+    out = sample(folded, prompt)
+    assert report(folded)["summary"]["peak"] > 0
+    if report(folded)["engine"] == "managed":
+        assert rel(out, before) < 2e-6  # another forward than the class's own
+    else:
+        assert torch.equal(out, before)
+    assert torch.equal(sample(model, prompt), before)
+
+
+def test_fp16_is_finite_with_the_fix(make: Any, golden: dict[str, Any]) -> None:
+    for name in HOT:
+        prompt, factors = conditioning(name), golden["factors"][name]
+        reference = sample(make(name, "fp32"), prompt)
+        whole = {"c": factors["c"], "s_ffn": factors["s_ffn"]}
+        native = make(name, "fp16", fix="online", c=1 / 16, guard="off")
+        needs_s = factors["s_ffn"] != 1.0 and report_engine(native) == "native"
+        model = native if needs_s or name == "hot" else make(name, "fp16", fix="online", guard="off", **whole)
+        out = sample(model, prompt)
+        found = report(model)
+        if needs_s:
+            # the native path has no s: the counters say what happened
+            assert found["summary"]["saturated"] + found["summary"]["non_finite"] > 0
+            continue
+        assert out.isfinite().all()
+        assert rel(out, reference) < 4e-3
+        assert found["summary"]["saturated"] == found["summary"]["non_finite"] == 0
+        assert found["summary"]["headroom_bits"] > 1
+
+
+def report_engine(model: Any) -> str:
+    from moss_fp16_pack.nodes.handle import handle_of
+
+    handle = handle_of(model)
+    assert handle is not None
+    return handle.path
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_rescue_keeps_the_image(make: Any, name: str) -> None:
+    """A plan that overflows is climbed out of; the result is as good as one started on a safe rung."""
+    prompt = conditioning(name)
+    reference = sample(make(name, "fp32"), prompt)
+    model = make(name, "fp16", fix="none", guard="rescue")
+    out = sample(model, prompt)
+    found = report(model)
+    assert out.isfinite().all()
+    assert rel(out, reference) < 4e-3
+    assert len(found["rescues"]) == 1 and found["rescues"][0]["step"] == 1
+    assert found["summary"]["saturated"] == found["summary"]["non_finite"] == 0

@@ -1,0 +1,111 @@
+"""Helpers of the in-process tests: a MODEL from a golden file, a run through ComfyUI's own sampler."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import comfy.sample
+import comfy.samplers
+import comfy.sd
+import torch
+from moss_fp16_pack.fold.factors import Factors
+from moss_fp16_pack.nodes.attach import apply_fix
+from moss_fp16_pack.nodes.handle import handle_of
+from moss_fp16_pack.nodes.load import load_moss
+from moss_fp16_pack.nodes.settings import FixOptions
+from moss_fp16_pack.nodes.source import source_of
+from repo import DATA
+from safetensors.torch import load_file
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def foreign_pack() -> Any:
+    """The foreign class's pack, imported once; call its `register()` and `register.undo()`."""
+    name = "foreign_moss_pack"
+    if name not in sys.modules:
+        folder = Path(__file__).parents[1] / "comfy" / "foreign_pack"
+        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        assert spec and spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def load(name: str, dtype: str = "fp32", *, engine: str = "builtin", unfold: bool = True) -> Any:
+    """A golden file as our loader makes a MODEL of it, without a fix."""
+    return load_moss(str(DATA / f"{name}.safetensors"), dtype, unfold, engine)
+
+
+def stock(name: str, dtype: str = "fp32") -> Any:
+    """The same through ComfyUI's own loader (needs the foreign class registered)."""
+    return comfy.sd.load_diffusion_model(str(DATA / f"{name}.safetensors"), {"dtype": DTYPES[dtype]})
+
+
+def fixed(model: Any, *, node_id: str = "1", dtype: str | None = None, **options: Any) -> Any:
+    """The fix node's work."""
+    for key in ("c", "s_attn", "s_ffn"):
+        if key in options:
+            value = options.pop(key)
+            given = options.get("factors") or Factors()
+            values = tuple(value) if isinstance(value, list | tuple) else (value,)
+            options["factors"] = Factors(**{**{f: getattr(given, f) for f in ("c", "s_attn", "s_ffn")}, key: values})
+    source = source_of(model)
+    return apply_fix(
+        model,
+        FixOptions(**options),
+        node="test",
+        node_id=node_id,
+        compute_dtype=DTYPES[dtype] if dtype else None,
+        record=source.record,
+        unfolded=source.unfolded,
+    )
+
+
+def conditioning(name: str, case: str = "case0", **extra: Any) -> list[Any]:
+    """A golden case's context as CONDITIONING."""
+    return [[load_file(DATA / f"{name}_io.safetensors")[f"{case}.context"][:1], extra]]
+
+
+def sample(
+    model: Any,
+    positive: list[Any],
+    *,
+    negative: list[Any] | None = None,
+    steps: int = 3,
+    cfg: float = 1.0,
+    size: tuple[int, int] = (6, 4),
+    batch: int = 1,
+    sampler: str = "euler",
+    seed: int = 7,
+    latent: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """A latent through comfy.sample, as KSampler does it."""
+    latent = torch.zeros(batch, 128, *size) if latent is None else latent
+    with torch.inference_mode():
+        noise = comfy.sample.prepare_noise(latent, seed)
+        return comfy.sample.sample(
+            model, noise, steps, cfg, sampler, options.pop("scheduler", "simple"), positive,
+            negative if negative is not None else positive, latent, seed=seed, disable_pbar=True, **options,
+        )  # fmt: skip
+
+
+def report(model: Any) -> dict[str, Any]:
+    """The last run's report."""
+    handle = handle_of(model)
+    assert handle is not None and handle.last is not None
+    return handle.last
+
+
+def rel(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative L2."""
+    return float((a - b).norm() / b.norm())
+
+
+def unload() -> None:
+    comfy.model_management.unload_all_models()
