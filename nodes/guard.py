@@ -173,10 +173,9 @@ class _Call:
             handle.retuned = handle.rung != handle.start
 
     def is_bad(self, out: Tensor) -> bool:
-        """The guard's one flag: saturated or not finite anywhere (in fp32 only the latter is a fault)."""
-        rung = self.handle.rung
+        """The guard's one flag: not finite anywhere, or an fp16 stream that saturated (in a wider one that is fine)."""
         bad = ~out.isfinite().all()
-        if self.handle.options.counters and not rung.full and not rung.plan.fp32_stream:
+        if self.handle.options.counters and self.handle.half_stream:
             bad = bad | self.handle.current().counters.bad_flag().to(bad.device)
         return bool(bad)
 

@@ -103,6 +103,11 @@ class Handle:
             return self.watch
         return self.run.counters if self.run is not None and self.options.counters else None
 
+    @property
+    def half_stream(self) -> bool:
+        """Whether the streams of the present rung are stored in fp16."""
+        return self.compute_dtype == torch.float16 and not self.rung.full and not self.rung.plan.fp32_stream
+
     def begin(self, total_steps: int, prompt_id: str | None, workflow_id: str | None) -> Run:
         """Start a run on the rung that was asked for."""
         self.rung = self.start

@@ -24,12 +24,10 @@ def foreign() -> Iterator[None]:
 def make(request: pytest.FixtureRequest) -> Any:
     """(name, dtype) -> unfixed MODEL, and the engine for the fix; once per class and path."""
     if request.param == "builtin":
-        return lambda name, dtype, **o: (fixed(load(name, dtype, engine="builtin"), **o) if o else load(name, dtype))
+        return lambda name, dtype, **o: fixed(load(name, dtype, engine="builtin"), **o) if o else load(name, dtype)
     request.getfixturevalue("foreign")
     engine = request.param
-    return lambda name, dtype, **o: (
-        fixed(stock(name, dtype), engine=engine, **o) if o else stock(name, dtype)
-    )
+    return lambda name, dtype, **o: fixed(stock(name, dtype), engine=engine, **o) if o else stock(name, dtype)
 
 
 @pytest.mark.parametrize("name", ["cool", *HOT])

@@ -21,6 +21,8 @@ from moss_fp16_pack.nodes.source import source_of
 from repo import DATA
 from safetensors.torch import load_file
 
+torch.set_num_threads(1)  # the golden models are tiny; more threads only wait for each other
+
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -29,7 +31,9 @@ def foreign_pack() -> Any:
     name = "foreign_moss_pack"
     if name not in sys.modules:
         folder = Path(__file__).parents[1] / "comfy" / "foreign_pack"
-        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
         assert spec and spec.loader
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
@@ -43,7 +47,9 @@ def load(name: str, dtype: str = "fp32", *, engine: str = "builtin", unfold: boo
 
 def stock(name: str, dtype: str = "fp32") -> Any:
     """The same through ComfyUI's own loader (needs the foreign class registered)."""
-    return comfy.sd.load_diffusion_model(str(DATA / f"{name}.safetensors"), {"dtype": DTYPES[dtype]})
+    model = comfy.sd.load_diffusion_model(str(DATA / f"{name}.safetensors"), {"dtype": DTYPES[dtype]})
+    model.set_model_compute_dtype(DTYPES[dtype])  # on a CPU ComfyUI would compute in fp32
+    return model
 
 
 def fixed(model: Any, *, node_id: str = "1", dtype: str | None = None, **options: Any) -> Any:
