@@ -1,9 +1,11 @@
 """A custom node pack for tests: gives ComfyUI a MOSS-Image class of its own, as native support would.
 
-The class is written in the style that breaks naive patches (see `model.py`), and shares nothing with the pack under test.
+The class is written in the style that breaks naive patches (see `model.py`); it shares nothing with the pack itself.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import comfy.latent_formats
 import comfy.model_base
@@ -34,14 +36,14 @@ class ForeignMossModel(comfy.model_base.BaseModel):
 
 
 class ForeignMossConfig(comfy.supported_models_base.BASE):
-    unet_config = {"image_model": "foreign_moss"}
-    sampling_settings = {"shift": 5.0, "multiplier": 1.0}
-    unet_extra_config: dict = {}
+    unet_config: ClassVar = {"image_model": "foreign_moss"}
+    sampling_settings: ClassVar = {"shift": 5.0, "multiplier": 1.0}
+    unet_extra_config: ClassVar = {}
     latent_format = comfy.latent_formats.Flux2
     memory_usage_factor = 1.0
-    supported_inference_dtypes = [torch.bfloat16, torch.float16, torch.float32]
-    vae_key_prefix = ["vae."]
-    text_encoder_key_prefix = ["text_encoders."]
+    supported_inference_dtypes: ClassVar = [torch.bfloat16, torch.float16, torch.float32]
+    vae_key_prefix: ClassVar = ["vae."]
+    text_encoder_key_prefix: ClassVar = ["text_encoders."]
 
     def get_model(self, state_dict, prefix="", device=None):
         return ForeignMossModel(self, device=device)

@@ -55,7 +55,7 @@ class TextBlock(nn.Module):
         self.heads = dim // head
 
     def forward(self, x, freqs, transformer_options):
-        b, s, d = x.shape
+        b, s, _ = x.shape
         q, k, v = self.qkv(plain_norm(self.norm1, x)).view(b, s, 3, self.heads, -1).unbind(2)
         q, k = apply_rope(plain_norm(self.q_norm, q), freqs), apply_rope(plain_norm(self.k_norm, k), freqs)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
     def forward(self, x, vec, freqs, transformer_options=None):
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = vec
-        b, s, d = x.shape
+        b, s, _ = x.shape
         y = fused_norm(self.norm1, x, scale_a, shift_a)
         q, k, v = self.proj.qkv(y).view(b, s, 3, self.heads, -1).unbind(2)
         q, k = apply_rope(plain_norm(self.q_norm, q), freqs), apply_rope(plain_norm(self.k_norm, k), freqs)
