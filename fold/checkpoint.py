@@ -201,13 +201,16 @@ def join_qkv(tensors: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Te
 
 def check_finite(name: str, tensor: torch.Tensor, where: str) -> None:
     """Raise MossError naming ``name`` and ``where`` when a float tensor holds NaN or infinity."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return
-    # One pass and no temporary of the tensor's size; fp8 has no min and max of its own.
-    wide = tensor.float() if tensor.element_size() == 1 else tensor
-    low, high = wide.aminmax()
-    if not bool(low.isfinite() & high.isfinite()):
+    if not is_finite(tensor):
         raise MossError(f"{name} in {where} holds NaN or infinity: the file is damaged, download or convert it again.")
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite: one pass, without a temporary of the tensor's size (but for fp8)."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    low, high = (tensor.float() if tensor.element_size() == 1 else tensor).aminmax()
+    return bool(low.isfinite() & high.isfinite())
 
 
 def _folder_headers(folder: Path) -> Iterator[Header]:

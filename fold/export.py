@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint, is_finite, open_checkpoint
 from .errors import MossCancelledError, MossError
 from .factors import IDENTITY, Factors
 from .files import Write, check_target, new_file, tensor_bytes
@@ -250,16 +250,11 @@ def _some_rows(scale: RowScale, first: int, last: int) -> RowScale:
 
 def _check_values(out: _Output, before: torch.Tensor, after: torch.Tensor) -> None:
     """Refuse NaN and infinity, whether they were in the file or came from a value too large for the new dtype."""
-    if _is_finite(after):
+    if is_finite(after):
         return
-    if not _is_finite(before):
+    if not is_finite(before):
         raise MossError(f"{out.name} holds NaN or infinity: the source is damaged, download or convert it again.")
     raise MossError(f"{out.name} has values too large for {out.dtype}: export to bf16 or fp32 instead.")
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    low, high = (tensor.float() if tensor.element_size() == 1 else tensor).aminmax()
-    return bool(low.isfinite() & high.isfinite())
 
 
 def _read(info: TensorInfo, files: dict[Path, BufferedReader], offset: int, count: int) -> bytearray:

@@ -107,6 +107,16 @@ def test_a_recorded_fold_is_replaced(tmp_path: Path) -> None:
     assert result.replaced is not None and "taken out" in result.notes[0]
 
 
+def test_the_same_fold_again_changes_nothing(tmp_path: Path) -> None:
+    """Also for factors that are not exact, and for a quantized file with s != 1, which could not be rescaled."""
+    source, target = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
+    factors = Factors((0.1,), (0.3,), (0.7,))
+    for tensors in (golden("hot"), quantized("int8")):
+        save(source, tensors, {RECORD_KEY: FoldRecord.of(factors).to_json()})
+        export_checkpoint(source, target, factors, overwrite=True)
+        assert_same(target, tensors)
+
+
 @pytest.mark.parametrize(("source", "fused"), [("hot", True), ("hot_fused_qkv", False), ("hot_fused_qkv", None)])
 def test_layouts(tmp_path: Path, source: str, fused: bool | None) -> None:
     target = tmp_path / "out.safetensors"
@@ -391,7 +401,7 @@ def test_a_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path, drafts:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads peak memory the Linux way")
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """A tensor of 200 MB and a model of 80 MB: a third of that in memory."""
+    """A tensor of 200 MB and a model of 60 MB: a third of that in memory."""
     from fold.demo import demo_arch, write_demo
 
     source = tmp_path / "source.safetensors"
