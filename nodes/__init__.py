@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from . import routes
 from .conditioning import MossFP16LoadConditioning, MossFP16SaveConditioning
+from .export_node import MossFP16Export
 from .fix import MossFP16Fix
 from .loader import MossFP16Loader
 from .report_node import MossFP16Report
@@ -16,6 +17,7 @@ NODES: list[type[io.ComfyNode]] = [
     MossFP16Report,
     MossFP16SaveConditioning,
     MossFP16LoadConditioning,
+    MossFP16Export,
 ]
 
 

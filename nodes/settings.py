@@ -45,7 +45,7 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
     return FixOptions(
         fix=inputs.get("fix", "auto"),
         guard=inputs.get("guard", "rescue"),
-        factors=_factors(inputs),
+        factors=read_factors(inputs),
         eps=inputs.get("eps", "exact"),
         clamp=bool(inputs.get("clamp", False)),
         counters=bool(inputs.get("counters", True)),
@@ -54,8 +54,8 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
     )
 
 
-def _factors(inputs: dict[str, Any]) -> Factors | None:
-    """A connected MOSS_FACTORS wins; else c, s_attn and s_ffn, where an empty c means the mode's own factors."""
+def read_factors(inputs: dict[str, Any]) -> Factors | None:
+    """A connected MOSS_FACTORS wins; else c, s_attn and s_ffn. None where they leave the mode its own factors."""
     measured = inputs.get("factors")
     if measured is not None:
         return measured if isinstance(measured, Factors) else Factors.from_json(measured, "the factors input")
