@@ -12,7 +12,7 @@ from ..fold.export import export_checkpoint
 from ..fold.factors import DEFAULT, Factors
 from .cancel import cancellable, cancelled, progress_bar
 from .loader import model_names, model_path
-from .schema import CATEGORY, FACTOR_HINT, MossFactors
+from .schema import CATEGORY, FACTOR_HINT_UNIFORM, MossFactors
 from .settings import read_factors
 
 
@@ -35,9 +35,7 @@ class MossFP16Export(io.ComfyNode):
                 io.Combo.Input(
                     "action", options=["fold", "unfold"], default="fold", tooltip="Put the fold in, or take it out."
                 ),
-                io.String.Input(
-                    "c", default="1/16", tooltip=f"Stream factor c; one value for all blocks. {FACTOR_HINT}"
-                ),
+                io.String.Input("c", default="1/16", tooltip=f"Stream factor c. {FACTOR_HINT_UNIFORM}"),
                 io.String.Input("s_attn", default="1", advanced=True, tooltip="Factor on the attention outputs (o)."),
                 io.String.Input("s_ffn", default="1", advanced=True, tooltip="Factor on the FFN outputs (ffn_down)."),
                 io.Combo.Input(

@@ -30,7 +30,7 @@ class ModelCall:
         out = call.compute()
         if handle.options.guard != "off" and call.is_bad(out):
             out = self._bad(call, run, out)
-        if handle.options.self_check and not run.self_check:
+        if handle.options.self_check:
             out = self._check(call, run, out)
         run.model_calls += 1
         run.counters.commit()
@@ -81,7 +81,7 @@ class ModelCall:
             return out
         key = call.combination()
         if selfcheck.seen(key):
-            run.self_check = {"result": "remembered", "difference": None, "detail": None}
+            run.self_check = run.self_check or {"result": "remembered", "difference": None, "detail": None}
             return out
         counted, chosen = run.counters, handle.rung
         run.counters = Counters(counted.names, counted.threshold)  # the second call is not part of the run

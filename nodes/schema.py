@@ -10,6 +10,7 @@ CATEGORY = "MOSS/FP16"
 
 MossFactors: Any = io.Custom("MOSS_FACTORS")
 
+FACTOR_HINT_UNIFORM = "0.0625, 1/16 or 2^-4."
 FACTOR_HINT = "0.0625, 1/16, 2^-4, or a comma list with one value per block."
 
 
