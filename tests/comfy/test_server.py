@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from comfy_server import ComfyServer
+from moss_fp16_pack.fold.cli import main
+from repo import DATA
 from safetensors.torch import load_file
 
 Prompt = dict[str, Any]
@@ -21,6 +23,7 @@ NODES = (
     "MossFP16SaveConditioning",
 )
 LOADER_DEFAULTS = {"compute_dtype": "fp16", "fix": "none", "guard": "off"}
+STEPS, SIZE, SEED = 3, 96, 7
 COUNT = itertools.count()
 
 
@@ -42,14 +45,13 @@ def job(
     server: ComfyServer,
     model: str,
     *,
-    fix: Prompt | None,
-    steps: int = 3,
-    cfg: float = 1.0,
-    size: int = 96,
-    **loader: Any,
+    loader: Prompt | None = None,
+    fix: Prompt | None = None,
+    steps: int = STEPS,
+    size: int = SIZE,
 ) -> Prompt:
-    """Loader -> (Fix) -> KSampler -> Report -> SaveLatent on one golden model."""
-    loading = {"model_name": f"{model}.safetensors", **LOADER_DEFAULTS, **loader}
+    """Loader -> (Fix, where its inputs are given) -> KSampler -> Report -> SaveLatent on one golden model."""
+    loading = {"model_name": f"{model}.safetensors", **LOADER_DEFAULTS, **(loader or {})}
     prompt = {
         "1": with_defaults(server, "MossFP16Loader", **loading),
         "3": node("MossFP16LoadConditioning", file=f"{model}_case0.safetensors"),
@@ -57,7 +59,7 @@ def job(
         "5": node(
             "KSampler",
             model=["1" if fix is None else "2", 0], positive=["3", 0], negative=["3", 0], latent_image=["4", 0],
-            seed=7, steps=steps, cfg=cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
+            seed=SEED, steps=steps, cfg=1.0, sampler_name="euler", scheduler="simple", denoise=1.0,
         ),
         "6": node("MossFP16Report", model=["1" if fix is None else "2", 0], passthrough=["5", 0]),
         "7": node("SaveLatent", samples=["6", 0], filename_prefix=f"latents/{next(COUNT)}"),
@@ -79,6 +81,16 @@ def report_of(entry: dict[str, Any]) -> dict[str, Any]:
     return dict(report)
 
 
+def headless_latent(server: ComfyServer, model: str, factors: dict[str, str], folder: Path) -> torch.Tensor:
+    """The same job through `python -m fold sample`, without ComfyUI's sampler."""
+    command = ["sample", str(DATA / f"{model}.safetensors"), "--out", str(folder / "latent.safetensors")]
+    command += ["--cond", str(server.base / "input" / f"{model}_case0.safetensors"), "--cfg", "1", "--seed", str(SEED)]
+    command += ["--steps", str(STEPS), "--width", str(SIZE), "--height", str(SIZE), "--dtype", "fp16"]
+    command += ["--mode", "online", "--c", factors["c"], "--s-attn", factors["s_attn"], "--s-ffn", factors["s_ffn"]]
+    assert main(command) == 0
+    return load_file(folder / "latent.safetensors")["latent"]
+
+
 def test_pack_loads_without_a_complaint(server: ComfyServer) -> None:
     log = server.log()
     assert "IMPORT FAILED" not in log
@@ -94,26 +106,27 @@ def test_node_is_listed_with_texts(server: ComfyServer, name: str) -> None:
     info = server.client.call("GET", f"/object_info/{name}")[name]
     assert info["category"] == "MOSS/FP16"
     assert info["display_name"] and info["description"]
-    for group in info["input"].values():
-        if not isinstance(group, dict):
-            continue
-        for key, spec in group.items():
-            hidden = isinstance(spec, str) or len(spec) < 2
-            assert not hidden and spec[1].get("tooltip"), f"{name}.{key} has no tooltip"
+    for group in ("required", "optional"):
+        for key, spec in info["input"].get(group, {}).items():
+            assert len(spec) > 1 and spec[1].get("tooltip"), f"{name}.{key} has no tooltip"
     assert all(info["output_tooltips"]), f"an output of {name} has no tooltip"
 
 
 @pytest.mark.parametrize("model", ["hot", "burst"])
 @pytest.mark.parametrize("where", ["loader", "fix"])
-def test_fp16_run_is_finite_with_the_fix(server: ComfyServer, golden: dict[str, Any], model: str, where: str) -> None:
+def test_fp16_run_with_the_fix_is_the_headless_run(
+    server: ComfyServer, golden: dict[str, Any], model: str, where: str, tmp_path: Path
+) -> None:
     factors = {name: str(value) for name, value in golden["factors"][model].items()}
     options = {"fix": "online", "guard": "off", **factors}
     if where == "loader":
-        entry = server.run(job(server, model, fix=None, **options))
+        entry = server.run(job(server, model, loader=options))
     else:
         entry = server.run(job(server, model, fix=options))
     report = report_of(entry)
-    assert torch.isfinite(latent_of(server, entry)).all()
+    latent, headless = latent_of(server, entry), headless_latent(server, model, factors, tmp_path)
+    assert torch.isfinite(latent).all()
+    assert float((latent - headless).norm() / headless.norm()) < 1e-3
     assert report["schema"] == "moss_fp16.report/1"
     assert report["mode"] == "online" and report["compute_dtype"] == "fp16"
     assert report["model_calls"] == 3
@@ -121,23 +134,23 @@ def test_fp16_run_is_finite_with_the_fix(server: ComfyServer, golden: dict[str, 
 
 
 def test_without_the_fix_the_same_run_overflows_and_says_so(server: ComfyServer) -> None:
-    entry = server.run(job(server, "hot", fix=None))
+    entry = server.run(job(server, "hot"))
     summary = report_of(entry)["summary"]
     assert summary["non_finite"] + summary["saturated"] > 0
 
 
 def test_rescue_saves_a_run_that_was_not_fixed(server: ComfyServer) -> None:
-    entry = server.run(job(server, "hot", fix=None, guard="rescue"))
+    entry = server.run(job(server, "hot", loader={"guard": "rescue"}))
     assert torch.isfinite(latent_of(server, entry)).all()
     assert report_of(entry)["rescues"]
 
 
 def test_an_interrupt_leaves_nothing_behind(server: ComfyServer) -> None:
     # The plain MODEL and the fixed one are clones over the same module, held in the server's cache between prompts.
-    plain = job(server, "warm", fix=None, compute_dtype="fp32")
+    plain = job(server, "warm", loader={"compute_dtype": "fp32"})
     before = latent_of(server, server.run(plain))
 
-    long = job(server, "warm", fix={"fix": "online"}, compute_dtype="fp32", steps=2000, size=256)
+    long = job(server, "warm", loader={"compute_dtype": "fp32"}, fix={"fix": "online"}, steps=2000, size=256)
     with server.events() as events:
         prompt_id = server.queue(long)
         events.wait_for("progress", prompt_id=prompt_id)
@@ -147,7 +160,7 @@ def test_an_interrupt_leaves_nothing_behind(server: ComfyServer) -> None:
     assert "execution_interrupted" in [kind for kind, _ in status["messages"]]
 
     # Above 0.9999 ComfyUI takes denoise for 1: the same run, but the sampler is not served from the cache.
-    again = job(server, "warm", fix=None, compute_dtype="fp32")
+    again = job(server, "warm", loader={"compute_dtype": "fp32"})
     again["5"]["inputs"]["denoise"] = 0.99995
     after = server.run(again)
     assert torch.equal(latent_of(server, after), before)
