@@ -5,9 +5,11 @@ Each is a tuple of one value (the whole model) or of one value per block. Only p
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .errors import MossError
@@ -17,6 +19,7 @@ FACTOR_FIELDS = ("c", "s_attn", "s_ffn")
 SMALLEST, LARGEST = 2.0**-24, 2.0**24
 # The stream is aimed at this peak, which leaves four bits of fp16 range above it.
 TARGET_PEAK = 4096.0
+_MAX_JSON_BYTES = 16 * 2**20
 
 
 def check_factor(value: object, field: str, where: str = "") -> float:
@@ -107,6 +110,33 @@ class Factors:
 
 DEFAULT = Factors((1.0 / 16.0,))
 IDENTITY = Factors()
+SCHEMA = "moss_fp16.factors/1"
+
+
+def read_factors(file: str | Path) -> Factors:
+    """The factors in a JSON file: what ``probe`` wrote, or any object with c and perhaps s_attn and s_ffn."""
+    file = Path(file)
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise MossError(f"{file} cannot be read: {error.strerror or error}.") from None
+    if len(raw) > _MAX_JSON_BYTES:
+        raise MossError(f"{file.name} is larger than {_MAX_JSON_BYTES // 2**20} MiB, which no file of factors is.")
+    return parse_factors_json(raw, file.name)
+
+
+def parse_factors_json(text: str | bytes, where: str) -> Factors:
+    """The factors in a JSON text; ``where`` names its source in the MossError raised when it holds none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MossError(f"{where} is not valid JSON: give what probe wrote, or an object with c.") from None
+    if not isinstance(value, Mapping) or "c" not in value:
+        raise MossError(f"{where} holds no factors: it is no JSON object with c.")
+    if value.get("schema", SCHEMA) != SCHEMA:
+        raise MossError(f"{where} is a {_shown(value['schema'])}, not a {SCHEMA}.")
+    return Factors.from_json(value, where)
 
 
 def parse_factor(text: str | float | Iterable[float], field: str = "factor") -> tuple[float, ...]:

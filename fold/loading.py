@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .arch import MossArch
 from .checkpoint import Checkpoint, check_finite
-from .dtypes import stored_dtype
+from .dtypes import NOTHING_APPLIED, AppliedDtypes, in_own_dtype, stored_dtype
 from .errors import MossError
 from .layout import ROPE_BANDS
 from .model import MossDiT
@@ -16,9 +16,14 @@ from .weights import unfold_tensor
 
 
 def load_model(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: str | torch.device = "cpu", *, unfold: bool = True
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    *,
+    unfold: bool = True,
+    overrides: AppliedDtypes = NOTHING_APPLIED,
 ) -> MossDiT:
-    """The built-in model in compute dtype `dtype`, its weights as `stored_dtype` says.
+    """The built-in model in compute dtype `dtype`, its weights as `stored_dtype` says, or as `overrides` says instead.
 
     unfold: take a recorded fold out (the plan then applies it online). Raises MossError for a quantized file, a NaN or
     infinite weight, or one that does not fit the dtype.
@@ -30,17 +35,22 @@ def load_model(
         )
     with torch.device("meta"):
         model = MossDiT(checkpoint.arch, fused=checkpoint.fused, dtype=dtype)
-    weights = {name: ready_tensor(checkpoint, name, dtype, unfold).to(device) for name in checkpoint.names()}
+    weights: dict[str, Tensor] = {}
+    for name in checkpoint.names():
+        target = overrides.parameters.get(name, stored_dtype(name, dtype))
+        weights[name] = ready_tensor(checkpoint, name, target, unfold).to(device)
     weights.setdefault(ROPE_BANDS, default_bands(checkpoint.arch).to(device))
     model.load_state_dict(weights, assign=True)
+    for path, own in overrides.modules().items():
+        module = model.get_submodule(path)
+        module.forward = in_own_dtype(module.forward, own)
     return model.requires_grad_(False).eval()
 
 
-def ready_tensor(checkpoint: Checkpoint, name: str, dtype: torch.dtype, unfold: bool) -> Tensor:
-    """One weight as the model wants it. Raises MossError where it holds, or becomes, anything not finite."""
+def ready_tensor(checkpoint: Checkpoint, name: str, target: torch.dtype, unfold: bool) -> Tensor:
+    """One weight in dtype `target`. Raises MossError where it holds, or becomes, anything not finite."""
     tensor = checkpoint.tensor(name)
     check_finite(name, tensor, checkpoint.where)
-    target = stored_dtype(name, dtype)
     if unfold and checkpoint.record is not None:
         ready = unfold_tensor(name, tensor, checkpoint.arch, checkpoint.record.factors, target)
     else:

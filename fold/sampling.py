@@ -6,6 +6,7 @@ latent equals the node's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,8 +36,12 @@ class SampleSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= TABLE:
             raise MossError(f"The number of steps must be 1 to {TABLE}, not {self.steps}.")
-        if not self.shift > 0:
-            raise MossError(f"The shift must be above 0, not {self.shift}.")
+        if not 0 < self.shift < math.inf:
+            raise MossError(f"The shift must be a finite number above 0, not {self.shift}.")
+        if not math.isfinite(self.cfg):
+            raise MossError(f"The CFG must be a finite number, not {self.cfg}.")
+        if not 0 <= self.seed < 2**64:
+            raise MossError(f"The seed must be 0 to 2^64 - 1, not {self.seed}.")
 
 
 def flow_sigmas(steps: int, shift: float = SHIFT) -> Tensor:

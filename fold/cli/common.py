@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..factors import Factors, parse_factors
+from ..errors import MossError
+from ..factors import Factors, parse_factors, read_factors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,16 +28,31 @@ def add_command(subparsers: Subparsers, name: str, run: Run, summary: str) -> ar
 
 
 def add_factor_options(parser: argparse.ArgumentParser, c: str | None = None) -> None:
-    """``--c``, ``--s-attn``, ``--s-ffn``; ``c`` is the default of the first (None: not given)."""
+    """``--c``, ``--s-attn``, ``--s-ffn``, ``--factors``; ``c`` is the default of the first (None: not given)."""
     form = "0.0625, 1/16 or a comma list with one value per block"
-    parser.add_argument("--c", default=c, help=f"factor of the streams: {form}" + (f" (default {c})" if c else ""))
-    parser.add_argument("--s-attn", default="1", help=f"factor of the attention outputs before their gate: {form}")
-    parser.add_argument("--s-ffn", default="1", help=f"factor of the FFN outputs before their gate: {form}")
+    parser.add_argument("--c", help=f"factor of the streams: {form}" + (f" (default {c})" if c else ""))
+    parser.add_argument("--s-attn", help=f"factor of the attention outputs before their gate: {form} (default 1)")
+    parser.add_argument("--s-ffn", help=f"factor of the FFN outputs before their gate: {form} (default 1)")
+    parser.add_argument("--factors", metavar="FILE", help="read the factors from what `probe` wrote")
+    parser.set_defaults(default_c=c)
 
 
-def factors_from(args: argparse.Namespace) -> Factors | None:
-    """The factors given on the command line, or None when ``--c`` was not (and has no default)."""
-    return None if args.c is None else parse_factors(args.c, args.s_attn, args.s_ffn)
+def factors_from(args: argparse.Namespace, default_c: str | float | None = None) -> Factors | None:
+    """The factors of the command line, or None when none were given and c has no default.
+
+    ``default_c`` (else the option's own default) is the c that goes with an ``--s-attn`` or ``--s-ffn`` given alone.
+    """
+    given = {"c": args.c, "s_attn": args.s_attn, "s_ffn": args.s_ffn}
+    if args.factors is not None:
+        for field, value in given.items():
+            if value is not None:
+                raise MossError(f"--factors already says what {field} is: leave --{field.replace('_', '-')} out.")
+        return read_factors(args.factors)
+    if args.default_c is None and all(value is None for value in given.values()):
+        return None
+    c = default_c if args.default_c is None else args.default_c
+    defaults = {"c": 1.0 if c is None else c, "s_attn": 1.0, "s_ffn": 1.0}
+    return parse_factors(**{field: defaults[field] if value is None else value for field, value in given.items()})
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from ..errors import MossError
-    from .running import check_outputs, open_run, pick, read_tensors, skips, write_report, write_tensors
+    from .running import check_outputs, open_run, pick, pick_mask, read_tensors, skips, write_report, write_tensors
 
     if not 0.0 <= args.sigma <= 1.0:
         raise MossError(f"--sigma must be 0 to 1, not {args.sigma}.")
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     session = open_run(args)
     latent = pick(tensors, args.latent, args.io, ("B", session.arch.latent_channels, "h", "w"))
     context = pick(tensors, args.context, args.io, (latent.shape[0], "T", session.arch.text_dim))
-    mask = None if args.mask is None else pick(tensors, args.mask, args.io, tuple(context.shape[:2])) != 0
+    mask = None if args.mask is None else pick_mask(tensors, args.mask, args.io, tuple(context.shape[:2]))
     sigma = torch.full((latent.shape[0],), args.sigma)
     velocity = session.call(latent, sigma, context, mask, skips(args.skip, session.arch.depth)).float().cpu()
     session.counters.commit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +15,35 @@ from torch import Tensor
 
 from ..arch import MossArch
 from ..checkpoint import open_checkpoint
-from ..dtypes import DTYPES, dtype_name, parse_dtype
+from ..dtypes import (
+    DTYPES,
+    INPUT_CHOICES,
+    NAMES,
+    AppliedDtypes,
+    InputPolicy,
+    apply_rules,
+    dtype_name,
+    parse_dtype,
+    parse_rules,
+    stored_dtype,
+)
 from ..errors import MossError
-from ..factors import parse_factors
 from ..files import check_target, new_file, save_tensors
 from ..loading import load_model
 from ..model import BlockReplacement, MossDiT, skip_block
 from ..report import Report, factors_json
 from ..saturation import DEFAULT_THRESHOLD, Counters, site_names
 from ..stream import FP16_MAX, StreamPlan, plan_for
-from .common import add_factor_options
+from .common import add_factor_options, factors_from
+
+MAX_BATCH = 64
+MAX_PIXELS = 16384
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """How the model is run: mode, factors, eps, clamp, dtype, device."""
     parser.add_argument("--mode", choices=("auto", "none", "online", "fp32_residual"), default="auto")
     add_factor_options(parser)
-    parser.set_defaults(s_attn=None, s_ffn=None)
     parser.add_argument("--eps", choices=("exact", "stock"), help="eps of the stream norms: c^2 times stock, or stock")
     parser.add_argument(
         "--clamp", nargs="?", type=float, const=FP16_MAX, metavar="V", help="limit the stream to +-V (default 65504)"
@@ -41,6 +54,31 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold", type=float, default=DEFAULT_THRESHOLD, help="what the report counts as over (default 4096)"
     )
+    add_dtype_options(parser)
+
+
+def add_dtype_options(parser: argparse.ArgumentParser) -> None:
+    """Dtypes of the model's inputs and of single parameters."""
+    for name, what in (("latents", "the latents"), ("cond", "the text states"), ("timestep", "sigma")):
+        parser.add_argument(
+            f"--{name}-dtype",
+            choices=INPUT_CHOICES,
+            default="default",
+            help=f"{what} at the model's boundary (default: {'fp32' if name == 'timestep' else 'the compute dtype'})",
+        )
+    parser.add_argument(
+        "--param-dtype",
+        action="append",
+        default=[],
+        metavar="GLOB=DTYPE",
+        help="keep and compute these parameters in another dtype, such as 'layers.*.proj.o.weight=fp32'; repeatable",
+    )
+
+
+def check_run_options(args: argparse.Namespace) -> None:
+    """MossError for what can be seen to be wrong before anything is opened."""
+    if not 0.0 < args.threshold < math.inf:
+        raise MossError(f"--threshold must be a finite number above 0, not {args.threshold}.")
 
 
 @dataclass(frozen=True)
@@ -52,6 +90,8 @@ class Session:
     dtype: torch.dtype
     device: torch.device
     counters: Counters
+    inputs: InputPolicy
+    overrides: AppliedDtypes
 
     @property
     def arch(self) -> MossArch:
@@ -67,16 +107,16 @@ class Session:
         replace: Mapping[int, BlockReplacement] | None = None,
     ) -> Tensor:
         """The velocity [B, C, h, w] fp32 on the session's device, counted."""
-        return self.model(
-            latent.to(self.device, self.dtype),
-            sigma.to(self.device),
-            context.to(self.device),
+        here = (latent.to(self.device), sigma.to(self.device), context.to(self.device))
+        velocity: Tensor = self.model(
+            *self.inputs.apply(*here, self.dtype),
             plan=self.plan,
             mask=None if mask is None else mask.to(self.device),
             dtype=self.dtype,
             replace=replace,
             observer=self.counters,
         )
+        return velocity
 
     def report(self, *, steps: int, model_calls: int) -> dict[str, Any]:
         """The run's report."""
@@ -91,23 +131,23 @@ class Session:
             threshold=self.counters.threshold,
             model_calls=model_calls,
             steps=steps,
+            extra={"input_dtypes": self.inputs.to_json(), "param_dtypes": self.overrides.record},
         ).to_json()
 
 
 def open_run(args: argparse.Namespace) -> Session:
     """Load the checkpoint named in the arguments and settle its plan. Raises MossError for what does not fit."""
+    check_run_options(args)
     dtype, device = parse_dtype(args.dtype), _device(args.device)
-    given = (args.c, args.s_attn, args.s_ffn)
+    inputs = InputPolicy(args.latents_dtype, args.cond_dtype, args.timestep_dtype)
+    rules = parse_rules(args.param_dtype)
     with open_checkpoint(args.checkpoint) as checkpoint:
         record, arch = checkpoint.record, checkpoint.arch
         unfold = args.unfold == "auto" and record is not None
         default_c = record.c if record is not None and unfold else 1 / 16
-        if given == (None, None, None):
-            factors = None
-        else:
-            # fp32_residual needs no c; elsewhere a lone s goes with the c that the mode would have used
-            c = args.c or (1.0 if args.mode == "fp32_residual" else default_c)
-            factors = parse_factors(c, args.s_attn or 1.0, args.s_ffn or 1.0)
+        # fp32_residual needs no c; elsewhere a lone s goes with the c that the mode would have used
+        factors = factors_from(args, 1.0 if args.mode == "fp32_residual" else default_c)
+        overrides = apply_rules(rules, checkpoint.names(), lambda name: stored_dtype(name, dtype))
         plan = plan_for(
             args.mode,
             half=dtype == torch.float16,
@@ -118,9 +158,9 @@ def open_run(args: argparse.Namespace) -> Session:
             clamp=args.clamp,
         )
         plan.blocks(arch.depth)
-        model = load_model(checkpoint, dtype, device, unfold=unfold)
+        model = load_model(checkpoint, dtype, device, unfold=unfold, overrides=overrides)
     counters = Counters(site_names(arch.text_blocks, arch.depth), args.threshold)
-    return Session(model, plan, dtype, device, counters)
+    return Session(model, plan, dtype, device, counters, inputs, overrides)
 
 
 def _device(name: str) -> torch.device:
@@ -130,6 +170,13 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError):
         raise MossError(f"The device {name!r} cannot be used here: try cpu, cuda or mps.") from None
     return device
+
+
+def check_size(width: int, height: int) -> None:
+    """MossError for a size in pixels that no latent has."""
+    for name, value in (("width", width), ("height", height)):
+        if not 16 <= value <= MAX_PIXELS or value % 16:
+            raise MossError(f"The {name} must be a multiple of 16 pixels from 16 to {MAX_PIXELS}, not {value}.")
 
 
 def skips(text: str, depth: int) -> dict[int, BlockReplacement]:
@@ -168,9 +215,20 @@ def pick(tensors: Mapping[str, Tensor], key: str, file: str, shape: tuple[int | 
     ):
         listed = ", ".join(str(want) for want in wanted)
         raise MossError(f"{key} in {name} has shape {list(tensor.shape)}, but [{listed}] is needed.")
-    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+    if not tensor.is_floating_point():
+        raise MossError(f"{key} in {name} holds {dtype_name(tensor.dtype)}, but floating numbers are needed.")
+    if tensor.dtype not in NAMES:
+        tensor = tensor.float()  # not every device has the dtype
+    if not bool(tensor.isfinite().all()):
         raise MossError(f"{key} in {name} holds NaN or infinity.")
     return tensor
+
+
+def pick_mask(tensors: Mapping[str, Tensor], key: str, file: str, shape: tuple[int, ...]) -> Tensor:
+    """A mask of the given shape as bool: what is not zero is real."""
+    if key in tensors and not tensors[key].is_floating_point():
+        tensors = {**tensors, key: (tensors[key] != 0).float()}
+    return pick(tensors, key, file, shape) != 0
 
 
 def check_outputs(*targets: str | None) -> None:

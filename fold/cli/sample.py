@@ -45,12 +45,13 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import MossError
     from ..sampling import SampleSettings, euler, initial_noise
     from .progress import Progress
-    from .running import check_outputs, open_run, skips, write_report, write_tensors
+    from .running import MAX_BATCH, check_outputs, check_size, open_run, skips, write_report, write_tensors
 
     check_outputs(args.out, args.report)
     settings = SampleSettings(args.steps, args.cfg, args.shift, args.seed)
-    if min(args.height, args.width) < 16 or args.batch < 1 or args.height % 16 or args.width % 16:
-        raise MossError("Height and width must be multiples of 16 pixels, and the batch at least 1.")
+    check_size(args.width, args.height)
+    if not 1 <= args.batch <= MAX_BATCH:
+        raise MossError(f"--batch must be 1 to {MAX_BATCH}, not {args.batch}.")
     session = open_run(args)
     arch, calls = session.arch, 0
     branches = {
@@ -91,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
 def read_condition(file: str, text_dim: int) -> tuple[Tensor, Tensor | None]:
     """`context` [1, T, text_dim] and `attention_mask` [1, T] or None, as the Save node writes them."""
-    from .running import pick, read_tensors
+    from .running import pick, pick_mask, read_tensors
 
     tensors = read_tensors(file)
     context = pick(tensors, "context", file, (1, "T", text_dim)).float()
     if "attention_mask" not in tensors:
         return context, None
-    return context, pick(tensors, "attention_mask", file, tuple(context.shape[:2])) != 0
+    return context, pick_mask(tensors, "attention_mask", file, tuple(context.shape[:2]))
