@@ -272,21 +272,21 @@ def entries_text(count: int) -> str:
 
 def test_a_million_keys_are_refused_at_once(tmp_path: Path) -> None:
     file = raw_file(tmp_path / "bad.safetensors", entries_text(1_000_000))
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(MossError, match=rf"above the limit of {MAX_HEADER_BYTES}"):
         open_checkpoint(file)
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 MEASURE = """
 import resource, sys, time
 from fold.checkpoint import open_checkpoint
 from fold.errors import MossError
-before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 try:
     open_checkpoint(sys.argv[1])
 except MossError:
-    print(time.monotonic() - started, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    print(time.process_time() - started, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
@@ -331,9 +331,9 @@ def test_a_sparse_file_of_gigabytes_opens_at_once(tmp_path: Path) -> None:
     header = {"x": entry("U8", [10 * 10**9], 0, 10 * 10**9)}
     file = raw_file(tmp_path / "large.safetensors", header)
     os.truncate(file, file.stat().st_size + 10 * 10**9)
-    started = time.monotonic()
+    started = time.process_time()
     assert read_header(file).file_bytes > 10**10
-    assert time.monotonic() - started < 0.05
+    assert time.process_time() - started < 0.05
 
 
 # --- HF folders ------------------------------------------------------------------------------------------------------

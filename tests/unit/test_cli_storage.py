@@ -88,9 +88,9 @@ def test_inspect_is_fast_on_a_large_file(capsys: pytest.CaptureFixture[str], tmp
     file = raw_file(tmp_path / "large.safetensors", header, data)
     os.truncate(file, file.stat().st_size + 10 * 10**9)
     inspected(capsys, HOT)
-    started = time.perf_counter()
+    started = time.process_time()
     found = inspected(capsys, file)
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
     assert found["other_tensors"] == 1
 
 

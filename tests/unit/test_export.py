@@ -401,13 +401,13 @@ def test_a_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path, drafts:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads peak memory the Linux way")
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """A tensor of 200 MB and a model of 60 MB: a third of that in memory."""
+    """A file of 150 MB, most of it one tensor: about half of that in memory."""
     from fold.demo import demo_arch, write_demo
 
     source = tmp_path / "source.safetensors"
-    write_demo(tmp_path / "demo.safetensors", demo_arch(768, 3, 6))
+    write_demo(tmp_path / "demo.safetensors", demo_arch(512, 3, 4))
     tensors = load_file(tmp_path / "demo.safetensors")
-    save(source, tensors | {"vae.big": torch.zeros(200_000_000, dtype=torch.uint8)})
+    save(source, tensors | {"vae.big": torch.zeros(120_000_000, dtype=torch.uint8)})
     code = (
         "import resource, sys, torch; from fold.export import export_checkpoint; from fold.factors import DEFAULT\n"
         "start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
@@ -416,4 +416,4 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(source), str(tmp_path / "out.safetensors")]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert int(done.stdout) < 100e6
+    assert int(done.stdout) < 90e6
