@@ -44,6 +44,7 @@ export const ENGLISH = Object.freeze({
   "headline.wide": "{block} peaks {peak} · stream is {dtype}, {bits} bits under the fp16 maximum",
   "headline.wideOver": "{block} peaks {peak} · stream is {dtype}, {bits} bits above the fp16 maximum",
   "headline.zero": "Every block's peak is 0",
+  "headline.later": "The numbers come when the run ends",
   "headline.noPeaks": "No peaks were measured",
   "action.rescuedOnce": "Rescued at step {step} with {rung}",
   "action.rescued": "Rescued {n} times, last at step {step} with {rung}",

@@ -38,6 +38,7 @@ function viewOf(node) {
 }
 
 function paint(node, view) {
+  view.root.dataset.nodeId = node.id
   const own = viewOf(node)
   if (node.comfyClass === REPORT_NODE && (own.phase === "idle" || own.phase === "waiting")) {
     const source = graph.modelSource(node, SOURCES)
@@ -131,10 +132,12 @@ function onExecuted({ node, output, prompt_id: promptId }) {
   return report ? store.receive({ node_id: String(node), prompt_id: promptId, state: report.state, report }) : false
 }
 
-/** After a reload or a reconnect: the last report per node, and whether a run of this workflow is under way. */
+/** After a reload or a reconnect: the workflow's last report per node, and whether a run of it is under way. */
 async function restore() {
+  const workflow = graph.workflowId(app)
+  if (!workflow) return
   try {
-    const entries = await getJson("/moss_fp16/reports")
+    const entries = await getJson(`/moss_fp16/reports?workflow_id=${encodeURIComponent(workflow)}`)
     const running = await runningJobs()
     for (const entry of Object.values(entries)) store.receive({ ...entry, live: true })
     for (const job of running ?? []) {
@@ -144,6 +147,18 @@ async function restore() {
     if (running) store.endOrphans(new Set(running.map((job) => job.id)))
   } catch (error) {
     console.warn("[MOSS FP16] The last reports could not be read:", error)
+  }
+  refresh()
+}
+
+let restored = null
+
+/** Another workflow came on screen: its reports may be older than this page. */
+function graphChanged() {
+  const workflow = graph.workflowId(app)
+  if (workflow !== restored && panels.size > 0) {
+    restored = workflow
+    restore()
   }
   refresh()
 }
@@ -208,11 +223,11 @@ app.registerExtension({
   async setup() {
     app.ui?.settings?.addEventListener?.("Comfy.Locale.change", setLocale)
     watchZoom()
-    await Promise.all([loadTexts(), restore()])
+    await loadTexts()
   },
   nodeCreated(node) {
     if (SOURCES.has(node.comfyClass) || node.comfyClass === REPORT_NODE) attach(node)
   },
   loadedGraphNode: refresh,
-  afterConfigureGraph: refresh,
+  afterConfigureGraph: graphChanged,
 })

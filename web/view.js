@@ -69,7 +69,7 @@ export class PanelView {
     this.badge.hidden = !report
     putText(this.state, this.#stateWords(from))
     this.#renderProgress()
-    putText(this.headline, report ? words.headline(report, t) : "")
+    putText(this.headline, report ? words.headline(report, t, phase === "running") : "")
     putText(this.action, report ? words.action(report, t) : "")
     putText(this.message, this.#messageWords())
     this.#renderStatus()

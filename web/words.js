@@ -14,13 +14,16 @@ export function verdict(report) {
   return report.rescues.length > 0 && report.level !== "over" ? "rescued" : report.level
 }
 
-/** "layer.22 peaks 3.1e4 · 1.1 bits of headroom": the block nearest to overflow, in words. */
-export function headline(report, t) {
+/**
+ * "layer.22 peaks 3.1e4 · 1.1 bits of headroom": the block nearest to overflow, in words.
+ * On a device that cannot copy its counters while it works, a running report holds zeros only.
+ */
+export function headline(report, t, running = false) {
   const block = report.peak
   if (!block) return report.blocks.length === 0 ? "" : t("headline.noPeaks")
   const values = { block: block.name, peak: format.peak(block.maxAbs) }
   if (block.maxAbs === Infinity) return t("headline.overflow", values)
-  if (block.maxAbs === 0) return t("headline.zero", values)
+  if (block.maxAbs === 0) return t(running ? "headline.later" : "headline.zero")
   const bits = headroomBits(block.maxAbs)
   if (!report.limited) {
     return t(bits <= 0 ? "headline.wideOver" : "headline.wide", {

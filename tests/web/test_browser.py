@@ -1,0 +1,80 @@
+"""The page: its pure parts under node's test runner, and the panel in a real Chromium on a real ComfyUI.
+
+Each `unit/*.test.mjs` and `browser/*.test.mjs` is one test here. Needs Node.js 20; the browser part also needs a
+ComfyUI, Chromium ($CHROMIUM, else on PATH) and `npm ci` in this folder. Screenshots end up in `artifacts/`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from comfy_server import ComfyServer
+from repo import DATA, NO_COMFYUI, find_comfyui
+
+HERE = Path(__file__).resolve().parent
+NODE = shutil.which("node")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+TIMEOUT = 900.0
+
+pytestmark = pytest.mark.skipif(NODE is None, reason="no Node.js on PATH")
+
+
+def files(folder: str) -> list[str]:
+    return sorted(path.name for path in (HERE / folder).glob("*.test.mjs"))
+
+
+def run_node(file: Path, environment: dict[str, str]) -> None:
+    """Run one file under node's test runner; its output is the failure message."""
+    done = subprocess.run(
+        [str(NODE), "--test", "--test-reporter=spec", str(file)],
+        cwd=HERE, env={**os.environ, **environment}, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.fail(f"{file.name}:\n{done.stdout[-12_000:]}\n{done.stderr[-3000:]}", pytrace=False)
+
+
+def missing() -> str | None:
+    """What the browser tests lack here, in words."""
+    if find_comfyui() is None:
+        return NO_COMFYUI
+    if CHROMIUM is None:
+        return "no Chromium: set CHROMIUM or put one on PATH"
+    if not (HERE / "node_modules" / "playwright-core").is_dir():
+        return "no playwright-core: run `npm ci` in tests/web"
+    return None
+
+
+def save_conditionings(folder: Path) -> None:
+    """The golden contexts as files for MossFP16LoadConditioning, also under the example workflow's names."""
+    from safetensors.torch import load_file, save_file
+
+    golden = load_file(DATA / "hot_io.safetensors")
+    for name in ("moss_positive", "moss_negative"):
+        save_file({"context": golden["case0.context"].contiguous()}, folder / f"{name}.safetensors")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
+    """A ComfyUI with this pack, the golden models and their conditionings."""
+    comfyui = find_comfyui()
+    assert comfyui is not None
+    running = ComfyServer(comfyui, tmp_path_factory.mktemp("comfyui"))
+    save_conditionings(running.base / "input")
+    with running:
+        yield running
+
+
+@pytest.mark.parametrize("name", files("unit"))
+def test_pure_part(name: str) -> None:
+    run_node(HERE / "unit" / name, {})
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+@pytest.mark.parametrize("name", files("browser"))
+def test_page(name: str, server: ComfyServer) -> None:
+    run_node(HERE / "browser" / name, {"MOSS_URL": server.url, "CHROMIUM": str(CHROMIUM)})
