@@ -92,8 +92,15 @@ class StreamPlan:
         return self.unscale(self.factors.expand(depth).c[-1])
 
     def halved(self) -> StreamPlan:
-        """The same function at half the stream's scale: the other side of the self-check."""
-        return replace(self, factors=replace(self.factors, c=tuple(c / 2 for c in self.factors.c)))
+        """The same function at half the stream's scale: the other side of the self-check.
+
+        Under stock eps that takes norms that see the stream doubled again; it needs one c for all blocks, and with one
+        c per block eps counts for twice as much on the halved side.
+        """
+        half = replace(self, factors=replace(self.factors, c=tuple(c / 2 for c in self.factors.c)))
+        if self.eps == "exact" or not self.factors.uniform:
+            return half
+        return replace(half, eps="exact", baked=Factors((1.0 / self.factors.c[0],)))
 
 
 def plan_for(

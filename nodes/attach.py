@@ -20,7 +20,8 @@ from .managed import Router
 from .native import PATCHES, patch_native
 from .sampling_run import SamplingRun
 from .settings import FixOptions
-from .tree import ROOT, arch_of, moss_tree
+from .selfcheck import cell_contents
+from .tree import ROOT, arch_of, compute_dtype_of, moss_tree
 
 log = logging.getLogger(__name__)
 
@@ -80,12 +81,6 @@ def apply_fix(
     return clone
 
 
-def compute_dtype_of(model: Any) -> torch.dtype | None:
-    """What the MODEL computes in."""
-    chosen: torch.dtype | None = model.get_model_object("manual_cast_dtype")
-    return chosen if chosen is not None else model.model.get_dtype()
-
-
 def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
     """Native wherever the plan needs nothing inside a block; the built-in class runs our forward anyway."""
     if isinstance(tree, BuiltinDiT):
@@ -135,5 +130,5 @@ def _restore(clone: Any, name: str, inner: Any, tree: nn.Module) -> None:
 def _wraps(patch: Any, handle: Handle) -> bool:
     """Whether a foreign callable holds one of our patches: in an attribute or a closure."""
     held = list(getattr(patch, "__dict__", {}).values())
-    held += [cell.cell_contents for cell in getattr(patch, "__closure__", None) or () if cell.cell_contents is not None]
+    held += [cell_contents(cell) for cell in getattr(patch, "__closure__", None) or ()]
     return any(isinstance(item, (*PATCHES, Router)) and item.handle is handle for item in held)

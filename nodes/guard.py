@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from .casting import casting
 from .handle import Handle, Run, Rung
 from .ladder import Evidence, WriterWatch, evidence_of, next_rung
 from .managed import not_understood
-from .native import retune
+from .native import outermost, retune
 
 
 class ModelCall:
@@ -37,9 +38,9 @@ class ModelCall:
         return out
 
     def _bad(self, call: _Call, run: Run, out: Tensor) -> Tensor:
-        if not bool(call.x.isfinite().all()):
-            live.notice(self.handle, run, "non_finite", "error", _INPUT_FAULT)
-            run.warn(_INPUT_FAULT)
+        if (fault := call.input_fault()) is not None:
+            live.notice(self.handle, run, "non_finite", "error", fault)
+            run.warn(fault)
             return out
         evidence = evidence_of(run.counters.read_call(), None)
         if self.handle.options.guard == "report":
@@ -77,31 +78,40 @@ class ModelCall:
     def _check(self, call: _Call, run: Run, out: Tensor) -> Tensor:
         """Once per combination: the same call at c/2 must agree."""
         handle = self.handle
-        if handle.rung.full or handle.rung.plan.factors.c == (1.0,):
+        plan = handle.rung.plan
+        if handle.rung.full or (plan.factors.c == (1.0,) and plan.baked.c == (1.0,)):
             return out
         key = call.combination()
         if selfcheck.seen(key):
-            run.self_check = run.self_check or {"result": "remembered", "difference": None, "detail": None}
+            run.checked("remembered")
             return out
-        counted, chosen = run.counters, handle.rung
-        run.counters = Counters(counted.names, counted.threshold)  # the second call is not part of the run
-        handle.rung = replace(chosen, plan=chosen.plan.halved())
-        try:
-            difference = selfcheck.disagreement(out, call.compute(), call.x)
-        finally:
-            run.counters, handle.rung = counted, chosen
-            call.settle()
+        if call.is_bad(out):
+            return out  # out of range: the two sides would differ for that reason alone
+        difference = self._compare(call, run, out)
         if difference <= selfcheck.BOUND:
             selfcheck.remember(key)
-            run.self_check = {"result": "passed", "difference": difference, "detail": None}
+            run.checked("passed", difference)
             return out
         return self._distrust(call, run, difference)
 
+    def _compare(self, call: _Call, run: Run, out: Tensor) -> float:
+        """How far the same call at c/2 is from `out`. The rung, the counters and the norms' eps end as they were."""
+        handle, counted, chosen = self.handle, run.counters, self.handle.rung
+        run.counters = Counters(counted.names, counted.threshold)  # the second call is not part of the run
+        handle.rung = replace(chosen, plan=chosen.plan.halved())
+        try:
+            return selfcheck.disagreement(out, call.compute(), call.x)
+        finally:
+            run.counters, handle.rung = counted, chosen
+            call.settle()
+
     def _distrust(self, call: _Call, run: Run, difference: float) -> Tensor:
-        """Something else writes to the stream: go on without the fold."""
+        """Something else writes to the stream: go on without the fold, one in the weights taken out at run time."""
         handle, who = self.handle, call.suspects()
-        plain = replace(handle.rung.plan, factors=StreamPlan().factors)
-        if call.manageable and handle.rung.plan.baked.identity:
+        plan = handle.rung.plan
+        # what s moves stays inside a block, where an unknown writer of the stream does not matter
+        plain = replace(plan, factors=replace(plan.factors, c=(1.0 / plan.baked.c[0],)))
+        if call.manageable:
             handle.rung = Rung(replace(plain, mode="fp32_residual"), managed=True)
         else:
             handle.rung = Rung(replace(plain, mode="none"), managed=handle.rung.managed, full=True)
@@ -109,15 +119,21 @@ class ModelCall:
             f"The fold was left off: the same call at c and c/2 differed by {difference:.1e}, so something else writes "
             f"to the stream ({who}). The run went on with {handle.rung.label}."
         )
-        run.self_check = {"result": "failed", "difference": difference, "detail": who}
+        run.checked("failed", difference, who)
         run.warn(sentence)
         live.notice(handle, run, "self_check", "warn", sentence)
         out = call.compute()
-        return self._rescue(call, run, out, Evidence()) if call.is_bad(out) else out
+        if handle.options.guard == "off" or not call.is_bad(out):
+            return out
+        return self._bad(call, run, out)
 
 
 _INPUT_FAULT = (
     "The latent held NaN or infinity before the model was called: a node before the sampler made it, not the fp16 fix."
+)
+_COND_FAULT = (
+    "The conditioning {name} held NaN or infinity before the model was called: the node that made it is to blame, not "
+    "the fp16 fix."
 )
 
 
@@ -153,16 +169,26 @@ class _Call:
             return False
         return not_understood(self.conds.get("c_crossattn"), self.control, self.options, rest) is None
 
+    def input_fault(self) -> str | None:
+        """A sentence where the call was not finite before the model saw it: no rung helps there."""
+        if not bool(self.x.isfinite().all()):
+            return _INPUT_FAULT
+        for name, value in self.conds.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+                return _COND_FAULT.format(name="text" if name == "c_crossattn" else name)
+        return None
+
     def compute(self) -> Tensor:
         """Run it on the handle's rung."""
         self.handle.current().counters.begin()
         self.settle()
         rung = self.handle.rung
-        if rung.full or (rung.managed and self.handle.path == "native"):
-            with casting(self.base, self.tree, full=rung.full):
-                out: Tensor = self.executor(self.x, self.t, *self.args, **self.kwargs)
-        else:
-            out = self.executor(self.x, self.t, *self.args, **self.kwargs)
+        with contextlib.ExitStack() as around:
+            if rung.full or (rung.managed and self.handle.path == "native"):
+                around.enter_context(casting(self.base, self.tree, full=rung.full))
+            if not rung.managed:
+                around.enter_context(outermost(self.tree, self.handle))
+            out: Tensor = self.executor(self.x, self.t, *self.args, **self.kwargs)
         return out
 
     def settle(self) -> None:
@@ -175,7 +201,7 @@ class _Call:
     def is_bad(self, out: Tensor) -> bool:
         """The guard's one flag: not finite anywhere, or an fp16 stream that saturated (in a wider one that is fine)."""
         bad = ~out.isfinite().all()
-        if self.handle.options.counters and self.handle.half_stream:
+        if self.handle.counting and self.handle.half_stream:
             bad = bad | self.handle.current().counters.bad_flag().to(bad.device)
         return bool(bad)
 

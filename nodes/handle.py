@@ -6,6 +6,7 @@ them was sampled. The patched callables read the rung from it; nothing is ever s
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,6 +53,11 @@ def _ratio(values: tuple[float, ...]) -> str:
 
 
 @dataclass
+def finite_or_none(value: float | None) -> float | None:
+    """JSON knows no infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 class Run:
     """One sampling run in progress."""
 
@@ -71,6 +77,16 @@ class Run:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
+
+    def checked(self, result: str, difference: float | None = None, detail: str | None = None) -> None:
+        """What the self-check said of a combination; the report shows the worst of the run."""
+        before = self.self_check
+        order = ("remembered", "passed", "failed")
+        if before is not None and order.index(before["result"]) > order.index(result):
+            return
+        if before is not None and before["result"] == result == "passed":
+            difference = max(before["difference"], difference or 0.0)
+        self.self_check = {"result": result, "difference": finite_or_none(difference), "detail": detail}
 
 class Handle:
     """Shared by every clone of one fixed MODEL."""
@@ -97,11 +113,18 @@ class Handle:
         self.last: dict[str, Any] | None = None
 
     @property
+        #: paths of writers whose scaling stands outside another pack's forward for the call in progress
+        self.covered: frozenset[str] = frozenset()
     def observer(self) -> Observer | None:
         """The counters of the run in progress, where counting is on; or who else is looking for the moment."""
         if self.watch is not None:
             return self.watch
-        return self.run.counters if self.run is not None and self.options.counters else None
+        return self.run.counters if self.run is not None and self.counting else None
+
+    @property
+    def counting(self) -> bool:
+        """Whether the streams are counted: for the panel, and because the guard sees saturation nowhere else."""
+        return self.options.counters or self.options.guard != "off"
 
     @property
     def half_stream(self) -> bool:

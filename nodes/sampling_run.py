@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import comfy.model_management
@@ -9,6 +10,10 @@ from torch import Tensor
 
 from . import live
 from .handle import Handle, Run, State
+from .native import restore_eps
+from .tree import compute_dtype_of
+
+log = logging.getLogger(__name__)
 
 
 class SamplingRun:
@@ -21,7 +26,9 @@ class SamplingRun:
         # noise, latent_image, sampler, sigmas, denoise_mask, callback, disable_pbar, seed: named or by position
         names = ("noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback", "disable_pbar", "seed")
         call = dict(zip(names, args, strict=False)) | kwargs
-        handle = self.handle
+        handle, patcher = self.handle, executor.class_obj.model_patcher
+        outer, outer_rung = handle.run, handle.rung
+        handle.compute_dtype = compute_dtype_of(patcher)  # a node after the fix may have changed it
         run = handle.begin(max(len(call["sigmas"]) - 1, 0), *live.where_now())
         panel = live.LivePanel(handle, run)
         call["callback"] = _following(run, panel, call.get("callback"))
@@ -41,8 +48,20 @@ class SamplingRun:
             state = "interrupted"
             raise
         finally:
-            live.finish(handle, run, state)
-            handle.run = None
+            _close(handle, run, state)
+            # a sampler may sample with the same MODEL inside its own run
+            handle.run, handle.rung = outer, handle.start if outer is None else outer_rung
+            restore_eps(handle, patcher)
+
+
+def _close(handle: Handle, run: Run, state: State) -> None:
+    """The last report; reading it from a device that just failed must not hide why it failed."""
+    try:
+        live.finish(handle, run, state)
+    except RuntimeError:
+        if state == "done":
+            raise
+        log.warning("The report of a run that failed could not be read from the device.", exc_info=True)
 
 
 def _following(run: Run, panel: live.LivePanel, callback: Any) -> Any:

@@ -33,19 +33,35 @@ def combination(
         for w in found
     }
     objects = {f"{name}:{_name(patch)}" for name, patch in getattr(patcher, "object_patches", {}).items()}
+    injected = {f"injection:{name}" for name, found in getattr(patcher, "injections", {}).items() if found}
     return (
         f"{type(tree).__module__}.{type(tree).__qualname__}",
         frozenset(getattr(patcher, "patches", {})),
         frozenset(key for key, value in conds.items() if value is not None),
-        frozenset(patches | replaced | wrappers | objects),
+        frozenset(patches | replaced | wrappers | objects | injected),
         managed,
     )
 
 
 def _name(thing: Any) -> str:
-    """A patch's code, not its identity: the same node applied again is the same combination."""
+    """A patch's code and its plain settings, not its identity: the same node applied again is the same combination.
+
+    The settings count because a patch of strength 0 passes for one that writes nothing.
+    """
     kind = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
+    held = {str(n): cell_contents(c) for n, c in enumerate(getattr(thing, "__closure__", None) or ())}
+    owner = getattr(thing, "__self__", thing)
+    held |= getattr(owner, "__dict__", None) or {}
+    plain = sorted((k, repr(v)) for k, v in held.items() if isinstance(v, bool | int | float | str))
+    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}{plain or ''}"
+
+
+def cell_contents(cell: Any) -> Any:
+    """What a closure's cell holds; None for one that is not filled yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def seen(key: tuple[Any, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..fold.arch import MossArch
@@ -42,6 +43,12 @@ def arch_of(tree: nn.Module) -> MossArch:
         freq_dim=tree.time_embedding[0].in_features,
         eps=float(getattr(block.norm1, "eps", None) or 1e-6),
     )
+
+
+def compute_dtype_of(model: Any) -> torch.dtype | None:
+    """What the MODEL computes in."""
+    chosen: torch.dtype | None = model.get_model_object("manual_cast_dtype")
+    return chosen if chosen is not None else model.model.get_dtype()
 
 
 def stream_norms(arch: MossArch) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ class ForeignMossModel(comfy.model_base.BaseModel):
             out["attention_mask"] = comfy.conds.CONDRegular(kwargs["attention_mask"])
         if kwargs.get("moss_control_map") is not None:
             out["control_map"] = comfy.conds.CONDRegular(kwargs["moss_control_map"])
+        if kwargs.get("moss_control_hint") is not None:
+            out["control_hint"] = comfy.conds.CONDRegular(kwargs["moss_control_hint"])
         return out
 
 

@@ -164,7 +164,22 @@ class ForeignMoss(nn.Module):
         angle = (torch.cat((image, text))[..., None] * bands).flatten(1)[:, None]
         return angle.cos(), angle.sin()
 
-    def _forward(self, x, timesteps, context, control=None, transformer_options=None, control_map=None, **kwargs):
+    def add_control(self, channels: int) -> None:
+        """Give the class a projection of control maps, as a control adapter's loader would."""
+        weight = self.video_embedder.weight
+        self.control_embedder = nn.Linear(channels, self.dim, device=weight.device, dtype=weight.dtype)
+
+    def _forward(
+        self,
+        x,
+        timesteps,
+        context,
+        control=None,
+        transformer_options=None,
+        control_map=None,
+        control_hint=None,
+        **kwargs,
+    ):
         b, _, h, w = x.shape
         n, tokens = h * w, context.shape[1]
         freqs = self.frequencies(h, w, tokens, x.device)
@@ -183,6 +198,9 @@ class ForeignMoss(nn.Module):
         if control_map is not None:
             # a writer that nobody outside this class knows of
             img = img + control_map.to(img.dtype).mean() * 8.0
+        if control_hint is not None:
+            # a writer under a name that others can know
+            img = img + self.control_embedder(control_hint.flatten(2).transpose(1, 2).to(img.dtype))
         x = torch.cat((img, text), dim=1)
         replaced = transformer_options.get("patches_replace", {}).get("dit", {})
         for i, block in enumerate(self.layers):

@@ -1,0 +1,250 @@
+"""The self-check: something that writes to the stream and is not scaled is found before it spoils a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock, unload
+from moss_fp16_pack.nodes import live, selfcheck
+
+FP16_ERROR = 5e-3  # of a whole run of the golden models, in relative L2
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    selfcheck.forget_all()
+    yield
+    selfcheck.forget_all()
+
+
+@pytest.fixture
+def foreign() -> Iterator[None]:
+    pack = foreign_pack()
+    pack.register()
+    yield
+    pack.register.undo()
+
+
+@pytest.fixture
+def notices(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Every toast sent."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(live, "_send", lambda event, data: found.append(data) if event == live.NOTICE_EVENT else None)
+    return found
+
+
+def counting(model: Any) -> list[int]:
+    """Counts the calls of a MODEL's diffusion model."""
+    calls: list[int] = []
+
+    def count(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return executor(*args, **kwargs)
+
+    model.add_wrapper_with_key("diffusion_model", "test_count", count)
+    return calls
+
+
+def adds_to_img(amount: float) -> Any:
+    """A block patch of another pack: runs the block, then adds to the stream what it takes for the right amount."""
+
+    def patch(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        out = extra["original_block"](args)
+        return {**out, "img": out["img"] + amount}
+
+    return patch
+
+
+def control_map(amount: float) -> torch.Tensor:
+    return torch.full((1, 3, 4, 4), amount)
+
+
+@pytest.mark.parametrize("make", [stock, load], ids=["native", "builtin"])
+def test_a_clean_run_costs_one_call_once(make: Any, foreign: None) -> None:
+    prompt = conditioning("hot")
+    first = fixed(make("hot", "fp16"))
+    calls = counting(first)
+    sample(first, prompt, steps=3)
+    assert len(calls) == 3 + 1
+    assert report(first)["self_check"]["result"] == "passed"
+    assert report(first)["self_check"]["difference"] < selfcheck.BOUND / 2
+    assert report(first)["model_calls"] == 3
+
+    calls.clear()
+    sample(first, prompt, steps=3)
+    assert len(calls) == 3
+    assert report(first)["self_check"]["result"] == "remembered"
+
+    other = fixed(make("warm", "fp16"), node_id="2")  # another file of the same class
+    calls = counting(other)
+    sample(other, conditioning("warm"), steps=2)
+    assert len(calls) == 2
+
+
+def test_it_can_be_left_out(foreign: None) -> None:
+    model = fixed(stock("hot", "fp16"), self_check=False)
+    calls = counting(model)
+    sample(model, conditioning("hot"), steps=2)
+    assert len(calls) == 2
+    assert report(model)["self_check"] is None
+
+
+def test_no_fold_no_check(foreign: None) -> None:
+    for options in ({"fix": "none", "guard": "off"}, {"fix": "fp32_residual"}):
+        model = fixed(stock("cool", "fp16"), **options)
+        calls = counting(model)
+        sample(model, conditioning("cool"), steps=2)
+        assert len(calls) == 2, options
+
+
+def test_a_control_map_is_found(foreign: None, notices: list[dict[str, Any]]) -> None:
+    """The managed forward cannot run a control map, so the fallback is fp32 throughout."""
+    prompt = conditioning("hot", moss_control_map=control_map(3.0))
+    unfixed = sample(stock("hot", "fp32"), prompt)
+    assert rel(unfixed, sample(stock("hot", "fp32"), conditioning("hot"))) > 0.05  # the map matters
+
+    model = fixed(stock("hot", "fp16"))
+    out = sample(model, prompt)
+    found = report(model)
+    assert rel(out, unfixed) < FP16_ERROR
+    assert found["self_check"]["result"] == "failed"
+    assert found["self_check"]["difference"] > 2 * selfcheck.BOUND
+    assert "control_map" in found["self_check"]["detail"]
+    assert found["compute_dtype"] == "fp32" and found["mode"] == "none"
+    assert any("control_map" in sentence for sentence in found["warnings"])
+    assert [n["kind"] for n in notices] == ["self_check"]
+    assert "control_map" in notices[0]["text"]
+
+
+def test_a_failed_combination_is_never_remembered_as_good(foreign: None) -> None:
+    prompt = conditioning("hot", moss_control_map=control_map(3.0))
+    model = fixed(stock("hot", "fp16"))
+    first = sample(model, prompt)
+    assert torch.equal(sample(model, prompt), first)
+    assert report(model)["self_check"]["result"] == "failed"
+    plain = sample(model, conditioning("hot"))
+    assert report(model)["self_check"]["result"] == "passed"  # what it carried did not stick to the model
+    assert report(model)["mode"] == "online"
+    assert rel(plain, sample(stock("hot", "fp32"), conditioning("hot"))) < FP16_ERROR
+
+
+def test_the_map_on_one_side_of_the_guidance_only(foreign: None) -> None:
+    """The side without the map runs first and passes; the other side must be checked all the same."""
+    positive, negative = conditioning("hot", moss_control_map=control_map(3.0)), conditioning("hot", "case1")
+    for a, b in ((positive, negative), (negative, positive)):
+        unfixed = sample(stock("hot", "fp32"), a, negative=b, cfg=3.0)
+        model = fixed(stock("hot", "fp16"))
+        out = sample(model, a, negative=b, cfg=3.0)
+        assert report(model)["self_check"]["result"] == "failed"
+        assert rel(out, unfixed) < 3 * FP16_ERROR  # guidance of 3 amplifies
+        selfcheck.forget_all()
+
+
+def test_a_map_that_starts_later(foreign: None) -> None:
+    """A timestep range brings the control map in after the first steps passed."""
+    late = conditioning("hot", moss_control_map=control_map(3.0), start_percent=0.5)
+    prompt = conditioning("hot", end_percent=0.5) + late
+    unfixed = sample(stock("hot", "fp32"), prompt, steps=4)
+    model = fixed(stock("hot", "fp16"))
+    out = sample(model, prompt, steps=4)
+    assert report(model)["self_check"]["result"] == "failed"
+    assert rel(out, unfixed) < FP16_ERROR
+
+
+@pytest.mark.parametrize("make", [stock, load], ids=["native", "builtin"])
+def test_a_block_patch_that_adds_to_the_stream(make: Any, foreign: None, notices: list[dict[str, Any]]) -> None:
+    """The managed forward can run it on a stream at its own scale, in fp32."""
+    prompt = conditioning("hot")
+
+    def patched(model: Any) -> Any:
+        model = model.clone()
+        model.set_model_patch_replace(adds_to_img(500.0), "dit", "single_block", 1)
+        return model
+
+    unfixed = sample(patched(make("hot", "fp32")), prompt)
+    assert rel(unfixed, sample(make("hot", "fp32"), prompt)) > 0.02
+    model = patched(fixed(make("hot", "fp16")))
+    out = sample(model, prompt)
+    found = report(model)
+    assert found["self_check"]["result"] == "failed"
+    assert found["mode"] == "fp32_residual" and found["stream_dtype"] == "fp32"
+    assert "single_block" in found["self_check"]["detail"]
+    assert rel(out, unfixed) < FP16_ERROR
+    assert notices[0]["kind"] == "self_check"
+
+
+def test_a_patch_that_was_harmless_at_first(foreign: None) -> None:
+    """The same patch at strength 0 passes; at its working strength it is another combination."""
+    prompt = conditioning("hot")
+    for amount, result in ((0.0, "passed"), (500.0, "failed"), (0.0, "remembered")):
+        model = fixed(stock("hot", "fp16")).clone()
+        model.set_model_patch_replace(adds_to_img(amount), "dit", "single_block", 1)
+        sample(model, prompt, steps=1)
+        assert report(model)["self_check"]["result"] == result, amount
+
+
+def test_a_harmless_patch_passes(foreign: None) -> None:
+    model = fixed(stock("hot", "fp16")).clone()
+    model.set_model_patch_replace(lambda args, extra: extra["original_block"](args), "dit", "single_block", 1)
+    sample(model, conditioning("hot"), steps=1)
+    assert report(model)["self_check"]["result"] == "passed"
+
+
+def with_control(model: Any) -> Any:
+    torch.manual_seed(3)
+    model.model.diffusion_model.add_control(2)
+    return model
+
+
+def test_a_known_control_projection_is_scaled(foreign: None) -> None:
+    """A projection under a known name is folded like the embedders: nothing is refused, nothing is lost."""
+    prompt = conditioning("hot", moss_control_hint=torch.full((1, 2, 6, 4), 40.0))
+    unfixed = sample(with_control(stock("hot", "fp32")), prompt)
+    assert rel(unfixed, sample(stock("hot", "fp32"), conditioning("hot"))) > 0.02
+    folded = fixed(with_control(stock("hot", "fp32")), fix="online", c=1 / 16)
+    assert torch.equal(sample(folded, prompt), unfixed)
+    assert report(folded)["self_check"] == {"result": "passed", "difference": 0.0, "detail": None}
+
+    half = fixed(with_control(stock("hot", "fp16")))
+    assert rel(sample(half, prompt), unfixed) < FP16_ERROR
+    assert report(half)["mode"] == "online"
+
+
+def test_a_fold_kept_in_the_weights_is_checked_too(foreign: None) -> None:
+    """A folded file at work as stored: its embedders are scaled, a control map is not. The fold is taken out again."""
+    prompt = conditioning("hot", moss_control_map=control_map(3.0))
+    unfixed = sample(stock("hot", "fp32"), prompt)
+    for dtype, bound in (("fp32", 2e-3), ("fp16", FP16_ERROR)):
+        model = fixed(stock("hot_fp16fix", dtype))
+        out = sample(model, prompt)
+        found = report(model)
+        assert found["self_check"]["result"] == "failed"
+        assert rel(out, unfixed) < bound
+        unload()
+
+
+@pytest.mark.parametrize("eps", ["exact", "stock"])
+@pytest.mark.parametrize("c", [1 / 2, 1 / 16, 1 / 256, 1 / 4096])
+def test_no_false_alarm(foreign: None, c: float, eps: str) -> None:
+    """Small factors bring subnormals, stock eps another function: neither is an unknown writer."""
+    for make in (stock, load):
+        model = fixed(make("cool", "fp16"), fix="online", c=c, eps=eps, guard="off")
+        sample(model, conditioning("cool"), steps=1)
+        assert report(model)["self_check"]["result"] == "passed", make
+        selfcheck.forget_all()
+
+
+def test_a_call_out_of_range_accuses_nobody(foreign: None) -> None:
+    """Overflow, not an unknown writer, makes the two sides differ."""
+    for guard in ("off", "report"):
+        model = fixed(stock("burst", "fp16"), fix="online", c=1 / 2, guard=guard)
+        sample(model, conditioning("burst"), steps=1)
+        assert report(model)["self_check"] is None
+        assert not any("left off" in sentence for sentence in report(model)["warnings"])
+    latent = torch.full((1, 128, 6, 4), float("nan"))
+    model = fixed(stock("cool", "fp16"))
+    sample(model, conditioning("cool"), steps=1, latent=latent)
+    assert report(model)["self_check"] is None
