@@ -14,16 +14,20 @@ from ..fold.record import FoldRecord
 from ..fold.stream import StreamPlan
 from .builtin import BuiltinDiT
 from .casting import cast_small_modules
+from .dtypes import OwnDtype, patch_parameters, rules_on
 from .guard import ModelCall
 from .handle import KEY, Handle, Path, handle_of
 from .managed import Router
 from .native import PATCHES, patch_native
 from .sampling_run import SamplingRun
-from .settings import FixOptions
 from .selfcheck import cell_contents
+from .settings import FixOptions
 from .tree import ROOT, arch_of, compute_dtype_of, moss_tree
 
 log = logging.getLogger(__name__)
+
+#: The callables of this pack that stand in a MODEL's object patches; each has what it wraps as `inner`.
+OURS = (*PATCHES, Router, OwnDtype)
 
 NO_FIX = (
     "MOSS-Image runs in fp16 as stored, without a fix: the base weights overflow there. Healed finetunes want exactly "
@@ -48,7 +52,7 @@ def apply_fix(
     loader took it out. Raises MossError where the MODEL is not MOSS-Image or the options do not fit it.
     """
     tree = moss_tree(model, node)
-    clone = remove_fix(model.clone(), tree)
+    clone = remove_fix(model.clone())
     if compute_dtype is not None and compute_dtype != compute_dtype_of(clone):
         clone.set_model_compute_dtype(compute_dtype)
     dtype, arch = compute_dtype_of(clone), arch_of(tree)
@@ -69,6 +73,10 @@ def apply_fix(
     )
     for sentence in notes:
         log.warning(sentence)
+    if dtype is not None and options.rules:
+        applied = rules_on(tree, options.rules, dtype, own=path != "native")
+        handle.own_dtypes = patch_parameters(clone, tree, applied)
+        handle.extra["param_dtypes"] = dict(applied.record)
     if path == "native":
         patch_native(clone, tree, handle)
     else:
@@ -99,14 +107,14 @@ def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
             return "native"
 
 
-def remove_fix(clone: Any, tree: nn.Module) -> Any:
+def remove_fix(clone: Any) -> Any:
     """Take an earlier node's fix off a clone: the last one counts. Raises MossError where another pack wrapped it."""
     if (handle := handle_of(clone)) is None:
         return clone
     for name, patch in list(clone.object_patches.items()):
-        if isinstance(patch, (*PATCHES, Router)) and patch.handle is handle:
-            _restore(clone, name, patch.inner, tree)
-        elif _wraps(patch, handle):
+        if isinstance(patch, OURS):
+            _restore(clone, name, patch)
+        elif _wraps(patch):
             raise MossError(
                 f"Another node has wrapped {name} after the first MOSS fp16 fix, so a second one cannot replace it. "
                 "Connect MOSS FP16 Fix before that node."
@@ -119,16 +127,18 @@ def remove_fix(clone: Any, tree: nn.Module) -> Any:
     return clone
 
 
-def _restore(clone: Any, name: str, inner: Any, tree: nn.Module) -> None:
-    """Put back what our patch had found: another node's patch, or the module's own method (then no patch at all)."""
-    if isinstance(getattr(inner, "__self__", None), nn.Module):
+def _restore(clone: Any, name: str, patch: Any) -> None:
+    """Put back what our patches had found: another node's patch, or the module's own method (then no patch at all)."""
+    while isinstance(patch, OURS):
+        patch = patch.inner
+    if isinstance(getattr(patch, "__self__", None), nn.Module):
         del clone.object_patches[name]
     else:
-        clone.object_patches[name] = inner
+        clone.object_patches[name] = patch
 
 
-def _wraps(patch: Any, handle: Handle) -> bool:
+def _wraps(patch: Any) -> bool:
     """Whether a foreign callable holds one of our patches: in an attribute or a closure."""
     held = list(getattr(patch, "__dict__", {}).values())
     held += [cell_contents(cell) for cell in getattr(patch, "__closure__", None) or ()]
-    return any(isinstance(item, (*PATCHES, Router)) and item.handle is handle for item in held)
+    return any(isinstance(item, OURS) for item in held)

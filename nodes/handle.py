@@ -18,6 +18,7 @@ from ..fold.dtypes import dtype_name
 from ..fold.report import Report, Rescue, factors_json
 from ..fold.saturation import BlockStats, Counters, Observer, site_names
 from ..fold.stream import StreamPlan
+from .dtypes import OwnDtype
 from .settings import FixOptions
 
 KEY = "moss_fp16"
@@ -52,12 +53,12 @@ def _ratio(values: tuple[float, ...]) -> str:
     return f"1/{inverse:g}" if inverse >= 1 and inverse.is_integer() else f"{values[0]:g}"
 
 
-@dataclass
 def finite_or_none(value: float | None) -> float | None:
     """JSON knows no infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
+@dataclass
 class Run:
     """One sampling run in progress."""
 
@@ -77,7 +78,6 @@ class Run:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
-
     def checked(self, result: str, difference: float | None = None, detail: str | None = None) -> None:
         """What the self-check said of a combination; the report shows the worst of the run."""
         before = self.self_check
@@ -87,6 +87,7 @@ class Run:
         if before is not None and before["result"] == result == "passed":
             difference = max(before["difference"], difference or 0.0)
         self.self_check = {"result": result, "difference": finite_or_none(difference), "detail": detail}
+
 
 class Handle:
     """Shared by every clone of one fixed MODEL."""
@@ -110,11 +111,12 @@ class Handle:
         self.run: Run | None = None
         self.watch: Observer | None = None
         self.retuned = False
+        self.own_dtypes: dict[str, OwnDtype] = {}
         self.last: dict[str, Any] | None = None
-
-    @property
         #: paths of writers whose scaling stands outside another pack's forward for the call in progress
         self.covered: frozenset[str] = frozenset()
+
+    @property
     def observer(self) -> Observer | None:
         """The counters of the run in progress, where counting is on; or who else is looking for the moment."""
         if self.watch is not None:
@@ -166,7 +168,7 @@ class Handle:
                 "cached": False,
                 "guard": self.options.guard,
                 "self_check": run.self_check,
-                "input_dtypes": {},
+                "input_dtypes": self.options.inputs.to_json(),
                 "param_dtypes": {},
                 **self.extra,
             },

@@ -10,6 +10,7 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ..fold.saturation import BlockStats
+from .dtypes import bypassed
 from .handle import Handle, Run, State
 from .store import STORE
 
@@ -106,6 +107,8 @@ class LivePanel:
 
 def finish(handle: Handle, run: Run, state: State) -> dict[str, Any]:
     """Read the totals (the run's one wait for the device), close the run, tell the page."""
+    if state == "done" and (sentence := bypassed(handle.own_dtypes)):
+        run.warn(sentence)
     report = handle.report(state, run.counters.read())
     handle.last = report
     publish(handle.node_id, run.prompt_id, run.workflow_id, report)

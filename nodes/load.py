@@ -13,19 +13,21 @@ import comfy.utils
 import torch
 
 from ..fold.checkpoint import Checkpoint, check_finite, open_checkpoint
-from ..fold.dtypes import DTYPES
+from ..fold.dtypes import DTYPES, DtypeRule, parse_rules
 from ..fold.errors import MossError
 from ..fold.weights import unfold_tensor
 from .builtin import MossModelConfig
+from .dtypes import rules_on, store_parameters
 from .source import KEY, Source
 
 log = logging.getLogger(__name__)
 
 
-def load_moss(path: str, dtype: str, unfold: bool, engine: str, disable_dynamic: bool = False) -> Any:
+def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "", disable_dynamic: bool = False) -> Any:
     """The MODEL of a checkpoint file or HF folder, weights stored in the compute dtype.
 
     dtype: auto, fp16, bf16 or fp32. unfold: take a recorded fold out of the weights. engine: auto, native, builtin.
+    rules: lines of `glob = dtype` for single parameters, which the built-in class stores in that dtype.
     Raises MossError for what is no sound MOSS-Image checkpoint.
     """
     with open_checkpoint(path) as checkpoint:
@@ -35,11 +37,11 @@ def load_moss(path: str, dtype: str, unfold: bool, engine: str, disable_dynamic:
         if model is None and engine == "native":
             raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
         if model is None:
-            model = load_builtin(weights, chosen, checkpoint, disable_dynamic)
+            model = load_builtin(weights, chosen, checkpoint, parse_rules(rules), disable_dynamic)
         record = checkpoint.record
     if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
         model.set_model_compute_dtype(chosen)
-    model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine))
+    model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine, rules))
     model.set_attachments(KEY, Source(record, unfolded=unfold and record is not None))
     return model
 
@@ -89,7 +91,11 @@ def load_native(
 
 
 def load_builtin(
-    weights: dict[str, torch.Tensor], dtype: torch.dtype, checkpoint: Checkpoint, disable_dynamic: bool
+    weights: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    checkpoint: Checkpoint,
+    rules: tuple[DtypeRule, ...],
+    disable_dynamic: bool,
 ) -> Any:
     """The built-in class, placed as ComfyUI places its own."""
     weights, _ = comfy.utils.convert_old_quants(dict(weights), "", metadata=dict(checkpoint.metadata))
@@ -98,6 +104,7 @@ def load_builtin(
     config.set_inference_dtype(dtype, dtype if config.quant_config else None)
     patcher = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
     model = config.get_model(weights)
+    store_parameters(model.diffusion_model, rules_on(model.diffusion_model, rules, dtype, own=True))
     loaded = patcher(model, load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
     if not mm.is_device_cpu(loaded.offload_device):
         model.to(loaded.offload_device)

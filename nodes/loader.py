@@ -68,7 +68,8 @@ class MossFP16Loader(io.ComfyNode):
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         options = read_options(inputs)
         path = model_path(inputs["model_name"])
-        model = load_moss(path, inputs["compute_dtype"], inputs.get("unfold", "auto") == "auto", options.engine)
+        unfold, rules = inputs.get("unfold", "auto") == "auto", inputs.get("param_dtypes", "")
+        model = load_moss(path, inputs["compute_dtype"], unfold, options.engine, rules)
         source = source_of(model)
         fixed = apply_fix(
             model,

@@ -15,6 +15,7 @@ from ..fold.errors import MossError
 from ..fold.model import Attention, BlockReplacement, run_dit, sdpa
 from ..fold.saturation import Observer
 from ..fold.stream import StreamPlan
+from .dtypes import at_boundary
 from .handle import Handle
 
 #: transformer_options["patches"] that need a place inside a block.
@@ -138,6 +139,7 @@ class Router:
         self, x: Tensor, timesteps: Tensor, context: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         handle = self.handle
+        x, timesteps, context = at_boundary(handle.options.inputs, x, timesteps, context)
         if not handle.rung.managed:
             return self.inner(x, timesteps, context, *args, **kwargs)
         tree = self.base.diffusion_model

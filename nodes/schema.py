@@ -6,6 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..fold.dtypes import INPUT_CHOICES
+
 CATEGORY = "MOSS/FP16"
 
 MossFactors: Any = io.Custom("MOSS_FACTORS")
@@ -90,6 +92,24 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
             default="auto",
             advanced=True,
             tooltip="Which forward runs. auto chooses; the help page says when to choose otherwise.",
+        ),
+        *(
+            io.Combo.Input(
+                f"{name}_dtype", options=list(INPUT_CHOICES), default="default", advanced=True, tooltip=tooltip
+            )
+            for name, tooltip in (
+                ("latents", "What the latents are rounded to before the model gets them. default: the compute dtype."),
+                ("cond", "What the text conditioning is rounded to. default: the compute dtype."),
+                ("timestep", "What the timestep is rounded to. default: fp32."),
+            )
+        ),
+        io.String.Input(
+            "param_dtypes",
+            default="",
+            multiline=True,
+            advanced=True,
+            tooltip="Lines of `glob = dtype` for single parameters, such as layers.*.proj.o.weight = fp32; a later "
+            "line overrides an earlier one. Norms, conditioning and head are fp32 by default.",
         ),
         MossFactors.Input(
             "factors", optional=True, tooltip="Measured factors (MOSS Activation Probe); they replace c, s_attn, s_ffn."

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..fold.dtypes import DtypeRule, InputPolicy, parse_rules
 from ..fold.factors import Factors, parse_factors
 from ..fold.record import FoldRecord
 from ..fold.stream import FP16_MAX, StreamPlan, plan_for
+
+PLAIN_INPUTS = InputPolicy()
 
 Guard = Literal["off", "report", "rescue"]
 Engine = Literal["auto", "native", "managed", "builtin"]
@@ -25,6 +28,8 @@ class FixOptions:
     counters: bool = True
     self_check: bool = True
     engine: Engine = "auto"
+    inputs: InputPolicy = PLAIN_INPUTS
+    rules: tuple[DtypeRule, ...] = ()
 
     def plan(self, *, half: bool, record: FoldRecord | None, unfolded: bool) -> StreamPlan:
         """The stream plan for a model that computes in fp16 (half) and came with `record`."""
@@ -51,6 +56,8 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
         counters=bool(inputs.get("counters", True)),
         self_check=bool(inputs.get("self_check", True)),
         engine=inputs.get("engine", "auto"),
+        inputs=InputPolicy(*(inputs.get(f"{name}_dtype", "default") for name in ("latents", "cond", "timestep"))),
+        rules=parse_rules(inputs.get("param_dtypes", "")),
     )
 
 
