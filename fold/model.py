@@ -27,6 +27,10 @@ class Attention(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor: ...
 
 
+#: The rows of the shared modulation and of the head's, as they are told to an observer.
+MODULATION = ("shift_a", "scale_a", "gate_a", "shift_f", "scale_f", "gate_f")
+HEAD_MODULATION = ("head_shift", "head_scale")
+
 #: Runs a joint block, or something in its place: (stream, run_the_block) -> stream.
 BlockReplacement = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
@@ -109,6 +113,10 @@ def run_dit(
         rope=ops.rope_table(ops.rope_bands(arch.head_dim, arch.rope_base, x.device), h, w, places, length),
         mod=mod,
     )
+    for row, name in enumerate(MODULATION):
+        run.tell(name, 0, mod[row])
+    for row, name in enumerate(HEAD_MODULATION):
+        run.tell(name, 0, head[:, row])
     text = text_stream(tree, context.to(dtype), run)
     image = tree.video_embedder(x.to(dtype).flatten(2).transpose(1, 2))
     stream = joint_blocks(tree, torch.cat((_enter(image, plan), text), dim=1), run, replace or {})
@@ -148,13 +156,18 @@ def text_stream(tree: Any, context: Tensor, run: Run) -> Tensor:
     embedder, plan, dtype = tree.text_embedder, run.plan, run.dtype
     rope = (run.rope[0][:, run.image_tokens :], run.rope[1][:, run.image_tokens :])
     x, keys, unscale = _enter(embedder.proj(context), plan), run.text_keys(), plan.unscale(plan.entry)
+    run.tell("text_entry", 0, x, plan.entry)
     for i in range(run.arch.text_blocks):
         block = embedder.blocks[i]
         y = ops.plain_norm(block.norm1, x, unscale, dtype)
         q, k, v = _heads(block.qkv(y), run.arch.head_dim)
-        y = block.proj(run.attention(*_position(block, q, k, rope, dtype), v.transpose(1, 2), keys))
+        q, k = _position(block, q, k, rope, dtype)
+        run.tell("text_q", i, q)
+        run.tell("text_k", i, k)
+        y = block.proj(run.attention(q, k, v.transpose(1, 2), keys))
         x = torch.add(x, y, alpha=plan.entry)
         run.tell("text_o", i, y)
+        run.tell("text_mid", i, x, plan.entry)
         y = ops.plain_norm(block.norm2, x, unscale, dtype)
         y = block.ffn_down(ops.situ(block.ffn_up(y), block.ffn_gate(y)))
         x = torch.add(x, y, alpha=plan.entry)
@@ -189,6 +202,7 @@ def joint_block(block: Any, x: Tensor, layer: int, scale: BlockScale, run: Run, 
     y = block.proj.o(_times(y, scale.s_attn))
     run.tell("o", layer, y, scale.s_attn)
     x = _clamp(ops.gated_add(x, y, _times(gate_a, scale.gate_attn)), layer, run)
+    run.tell("mid", layer, x, scale.gate_attn * scale.s_attn)
 
     y = ops.modulated_norm(block.norm2, x, scale.unscale, scale_f, shift_f, run.dtype)
     y = block.proj.ffn_up_gate(y)

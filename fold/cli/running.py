@@ -138,7 +138,7 @@ class Session:
 def open_run(args: argparse.Namespace) -> Session:
     """Load the checkpoint named in the arguments and settle its plan. Raises MossError for what does not fit."""
     check_run_options(args)
-    dtype, device = parse_dtype(args.dtype), _device(args.device)
+    dtype, device = parse_dtype(args.dtype), find_device(args.device)
     inputs = InputPolicy(args.latents_dtype, args.cond_dtype, args.timestep_dtype)
     rules = parse_rules(args.param_dtype)
     with open_checkpoint(args.checkpoint) as checkpoint:
@@ -163,13 +163,22 @@ def open_run(args: argparse.Namespace) -> Session:
     return Session(model, plan, dtype, device, counters, inputs, overrides)
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The torch device of that name; MossError when it cannot be used here."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
         raise MossError(f"The device {name!r} cannot be used here: try cpu, cuda or mps.") from None
     return device
+
+
+def numbers(text: str, option: str) -> tuple[float, ...]:
+    """A comma list of numbers; MossError naming the option for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise MossError(f"{option} must be numbers like 1,0.5, but it is {text[:40]!r}.") from None
 
 
 def check_size(width: int, height: int) -> None:
