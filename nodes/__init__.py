@@ -9,6 +9,7 @@ from .conditioning import MossFP16LoadConditioning, MossFP16SaveConditioning
 from .export_node import MossFP16Export
 from .fix import MossFP16Fix
 from .loader import MossFP16Loader
+from .probe_node import MossFP16Probe
 from .report_node import MossFP16Report
 
 NODES: list[type[io.ComfyNode]] = [
@@ -17,6 +18,7 @@ NODES: list[type[io.ComfyNode]] = [
     MossFP16Report,
     MossFP16SaveConditioning,
     MossFP16LoadConditioning,
+    MossFP16Probe,
     MossFP16Export,
 ]
 

@@ -73,7 +73,7 @@ def _forward(
         dtype=x.dtype,
         replace=replacements(options),
         observer=observer,
-        attention=_attention(arch, options),
+        attention=attention_of(arch, options),
     )
 
 
@@ -111,7 +111,7 @@ def _replacement(patch: Callable[..., Any], options: Mapping[str, Any]) -> Block
     return replaced
 
 
-def _attention(arch: MossArch, options: dict[str, Any]) -> Attention:
+def attention_of(arch: MossArch, options: dict[str, Any]) -> Attention:
     """ComfyUI's attention of choice; with a mask torch's own, since not every one of ComfyUI's takes a key mask."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:

@@ -1,0 +1,140 @@
+"""MOSS Activation Probe."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import comfy.model_management as mm
+from comfy_api.latest import io
+
+from ..fold.errors import MossError
+from ..fold.probe import ProbeResult, ProbeSettings, Prompt, probe
+from ..fold.stream import StreamPlan
+from .attach import remove_fix
+from .cancel import cancellable, cancelled, progress_bar
+from .casting import casting
+from .managed import attention_of
+from .schema import CATEGORY, MossFactors
+from .source import source_of
+from .tree import arch_of, moss_tree
+
+TITLE = "MOSS Activation Probe"
+
+
+class MossFP16Probe(io.ComfyNode):
+    """MODEL + CONDITIONING -> peaks in fp32 and the factors chosen from them."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="MossFP16Probe",
+            display_name=TITLE,
+            category=CATEGORY,
+            description="Measures how large the model's activations become, in fp32 where nothing overflows, and "
+            "chooses the fold's factors from them. Adapters on the MODEL are measured with it.",
+            search_aliases=["moss", "fp16", "peaks", "calibrate", "factors"],
+            is_output_node=True,
+            inputs=[
+                io.Model.Input("model", tooltip="A MOSS-Image MODEL; a fix on it is left off for the measurement."),
+                io.Conditioning.Input("conditioning", tooltip="The prompts to measure with; combine them for several."),
+                io.String.Input(
+                    "sizes", default="1024x1024", tooltip="Widths x heights in pixels, such as 1024x1024, 832x1216."
+                ),
+                io.String.Input("sigmas", default="1, 0.5, 0.02", tooltip="Noise levels above 0 and at most 1."),
+                io.Int.Input(
+                    "seed", default=0, min=0, max=2**64 - 1, control_after_generate=False, tooltip="Seed of the noise."
+                ),
+                io.Boolean.Input(
+                    "per_block",
+                    default=False,
+                    advanced=True,
+                    tooltip="One c, s_attn and s_ffn per block (managed path only), instead of one for all.",
+                ),
+                io.Float.Input(
+                    "target",
+                    default=4096.0,
+                    min=1.0,
+                    max=65504.0,
+                    step=1.0,
+                    advanced=True,
+                    tooltip="Where the peaks shall end up. 4096 leaves four bits below fp16's maximum.",
+                ),
+            ],
+            outputs=[
+                MossFactors.Output(display_name="factors", tooltip="For the Loader, Fix and Save nodes."),
+                io.String.Output(display_name="report", tooltip="Peaks, factors and advice as JSON."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        conditioning: Any,
+        sizes: str,
+        sigmas: str,
+        seed: int = 0,
+        per_block: bool = False,
+        target: float = 4096.0,
+    ) -> io.NodeOutput:
+        settings = ProbeSettings(read_sizes(sizes), read_sigmas(sigmas), seed, per_block, target)
+        with cancellable():
+            result = measure(model, prompts_of(conditioning), settings)
+        found = result.to_json()
+        text = json.dumps(found, indent=1, allow_nan=False)
+        return io.NodeOutput(result.factors, text, ui={"moss_fp16_probe": [found], "text": found["advice"]})
+
+
+def measure(model: Any, prompts: list[Prompt], settings: ProbeSettings) -> ProbeResult:
+    """Probe a MODEL, adapters included, on the device that ComfyUI runs it on."""
+    tree, source = moss_tree(model, TITLE), source_of(model)
+    arch, clone = arch_of(tree), remove_fix(model.clone())
+    kept = source.record is not None and not source.unfolded
+    plan = StreamPlan("weights", baked=source.record.factors, eps=source.record.eps) if kept else StreamPlan()
+    largest = max(settings.sizes, key=lambda size: size[0] * size[1])
+    shape = [1, arch.latent_channels, largest[1] // 16, largest[0] // 16]
+    # in fp32 the activations take twice the room that ComfyUI plans for
+    mm.load_models_gpu([clone], memory_required=2 * clone.memory_required(shape))
+    with casting(clone.model, tree, full=True):
+        return probe(
+            tree,
+            arch,
+            prompts,
+            settings,
+            device=clone.load_device,
+            plan=plan,
+            attention=attention_of(arch, {}),
+            progress=progress_bar(),
+            cancel=cancelled,
+        )
+
+
+def prompts_of(conditioning: Any) -> list[Prompt]:
+    """Every prompt of a CONDITIONING, by its place in it."""
+    found = []
+    for index, (context, extra) in enumerate(conditioning):
+        mask = extra.get("attention_mask")
+        for row in range(context.shape[0]):
+            keep = None if mask is None else mask[row : row + 1] != 0
+            found.append(Prompt(context[row : row + 1], keep, f"prompt {index + 1}"))
+    return found
+
+
+def read_sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """`1024x1024, 832x1216`. Raises MossError for anything else."""
+    found = []
+    for part in text.replace("\n", ",").split(","):
+        width, _, height = part.strip().lower().partition("x")
+        if not (width.strip().isdecimal() and height.strip().isdecimal()):
+            raise MossError(f"sizes must be like 1024x1024, 832x1216, but it has {part.strip()[:40]!r}.")
+        found.append((int(width), int(height)))
+    return tuple(found)
+
+
+def read_sigmas(text: str) -> tuple[float, ...]:
+    """`1, 0.5, 0.02`. Raises MossError for anything else."""
+    try:
+        return tuple(float(part) for part in text.replace("\n", ",").split(","))
+    except ValueError:
+        raise MossError(f"sigmas must be numbers like 1, 0.5, 0.02, but it is {text[:40]!r}.") from None
