@@ -1,43 +1,29 @@
-"""The example workflows: each UI file and its API twin are the same job, and a real ComfyUI takes them."""
+"""The example workflows: each UI file and its API twin are the same job, and a real ComfyUI takes them.
+
+After a change of a node's inputs, `python tests/tools/refresh_workflows.py` brings them up to date.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+import refresh_workflows
 import torch
 from comfy_server import ComfyServer, load_client
-from repo import ROOT
+from refresh_workflows import EXAMPLES, Json, Schema, is_widget
 from safetensors.torch import load_file, save_file
 
-EXAMPLES = ROOT / "example_workflows"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.json"))
-WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}
 #: inputs whose choices are the user's own files, or newer than the ComfyUI of these tests
 FREE_CHOICES = {"model_name", "clip_name", "vae_name", "file", "type"}
-
-Json = dict[str, Any]
-Schema = list[tuple[str, Any, Json]]
 
 
 @pytest.fixture(scope="module")
 def schemas(server: ComfyServer) -> dict[str, Schema]:
     """Per node class, its inputs in order: (name, type, options)."""
-    info = server.client.call("GET", "/object_info")
-    return {
-        kind: [
-            (name, entry["input"][group][name][0], (entry["input"][group][name][1:] or [{}])[0])
-            for group in ("required", "optional")
-            for name in entry["input_order"].get(group, [])
-        ]
-        for kind, entry in info.items()
-    }
-
-
-def is_widget(kind: Any, options: Json) -> bool:
-    return (isinstance(kind, list) or kind in WIDGETS) and not options.get("forceInput")
+    return refresh_workflows.schemas(server)
 
 
 def load(name: str) -> tuple[Json, Json]:

@@ -20,7 +20,7 @@ from repo import ROOT, find_comfyui
 OUT = ROOT / "demo_output"
 MODEL = OUT / "moss_demo.safetensors"
 CONDITIONING = {"positive": OUT / "moss_positive.safetensors", "negative": OUT / "moss_negative.safetensors"}
-STEPS, CFG, SEED, SIZE = 8, 3.0, 42, 256
+STEPS, CFG, SEED, SIZE = 8, 3.0, 42, 128
 #: fix -> what its table is called
 RUNS = {"none": "Fix off (mode none, fp16)", "online": "Fix on (mode online, c = 1/16, fp16)"}
 

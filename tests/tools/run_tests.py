@@ -36,7 +36,7 @@ def main(python: Path, comfyui: Path | None, arguments: list[str]) -> int:
     parts = [check("ruff", [str(python), "-m", "ruff", "check", "."]), check("mypy", [str(python), "-m", "mypy"])]
     parts.append(run_pytest(python, "tests/unit", arguments))
     parts.append(skip("tests/comfy", NO_COMFYUI) if comfyui is None else run_pytest(python, "tests/comfy", arguments))
-    parts += [run_node(), run_web(python, arguments)]
+    parts.append(run_web(python, arguments))
 
     print("\n== Summary")
     for part in parts:
@@ -103,24 +103,6 @@ def read_junit(name: str, xml: Path) -> Part:
     return part
 
 
-def run_node() -> Part:
-    """The pure functions of web/, in Node's own test runner."""
-    name, files = "web/*.js", sorted((ROOT / "tests" / "web").glob("**/*.test.mjs"))
-    files = [file for file in files if "node_modules" not in file.parts]
-    node = shutil.which("node")
-    if not files or node is None:
-        return skip(name, "no Node.js on PATH" if files else "no tests there")
-    heading(name)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
-        xml = Path(temporary) / "junit.xml"
-        reporters = ["--test-reporter=dot", "--test-reporter-destination=stdout"]
-        reporters += ["--test-reporter=junit", f"--test-reporter-destination={xml}"]
-        code = subprocess.run([node, "--test", *reporters, *map(str, files)], cwd=ROOT, check=False).returncode
-        part = read_junit(name, xml)
-    return finished(part, code, started)
-
-
 def finished(part: Part, code: int, started: float) -> Part:
     """The part with its time. A run that failed without naming a test, or ran none, counts as one failure."""
     part.seconds = time.monotonic() - started
@@ -130,16 +112,12 @@ def finished(part: Part, code: int, started: float) -> Part:
 
 
 def run_web(python: Path, arguments: list[str]) -> Part:
-    """The browser tests: npm packages first, where the folder asks for some."""
-    name, folder = "tests/web", ROOT / "tests" / "web"
-    package = folder / "package.json"
-    if package.exists():
-        npm = shutil.which("npm")
-        if npm is None or shutil.which("node") is None:
-            return skip(name, "no Node.js with npm on PATH")
-        if not install_packages(npm, folder):
-            return Part(name, failed=1)
-    return run_pytest(python, name, arguments)
+    """The page's tests: npm packages first, which counts as a failure of its own when it goes wrong."""
+    folder, npm = ROOT / "tests" / "web", shutil.which("npm")
+    installed = not (folder / "package.json").exists() or npm is None or install_packages(npm, folder)
+    part = run_pytest(python, "tests/web", arguments)
+    part.failed += int(not installed)
+    return part
 
 
 def install_packages(npm: str, folder: Path) -> bool:
