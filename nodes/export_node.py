@@ -36,8 +36,12 @@ class MossFP16Export(io.ComfyNode):
                     "action", options=["fold", "unfold"], default="fold", tooltip="Put the fold in, or take it out."
                 ),
                 io.String.Input("c", default="1/16", tooltip=f"Stream factor c. {FACTOR_HINT_UNIFORM}"),
-                io.String.Input("s_attn", default="1", advanced=True, tooltip="Factor on the attention outputs (o)."),
-                io.String.Input("s_ffn", default="1", advanced=True, tooltip="Factor on the FFN outputs (ffn_down)."),
+                io.String.Input(
+                    "s_attn", default="1", advanced=True, optional=True, tooltip="Factor on the attention outputs (o)."
+                ),
+                io.String.Input(
+                    "s_ffn", default="1", advanced=True, optional=True, tooltip="Factor on the FFN outputs (ffn_down)."
+                ),
                 io.Combo.Input(
                     "dtype",
                     options=["fp16", "bf16", "fp32", "keep"],
@@ -49,6 +53,7 @@ class MossFP16Export(io.ComfyNode):
                     options=["keep", "split", "fused"],
                     default="keep",
                     advanced=True,
+                    optional=True,
                     tooltip="q, k, v of each block as three matrices, as one, or as in the source.",
                 ),
                 io.String.Input(

@@ -46,6 +46,7 @@ class MossFP16Loader(io.ComfyNode):
                     options=["auto", "keep"],
                     default="auto",
                     advanced=True,
+                    optional=True,
                     tooltip="A file that carries a fold: auto takes it out at load and applies it online (every LoRA "
                     "fits); keep leaves it in the weights.",
                 ),

@@ -49,6 +49,7 @@ class MossFP16Probe(io.ComfyNode):
                     "per_block",
                     default=False,
                     advanced=True,
+                    optional=True,
                     tooltip="One c, s_attn and s_ffn per block (managed path only), instead of one for all.",
                 ),
                 io.Float.Input(
@@ -58,6 +59,7 @@ class MossFP16Probe(io.ComfyNode):
                     max=65504.0,
                     step=1.0,
                     advanced=True,
+                    optional=True,
                     tooltip="Where the peaks shall end up. 4096 leaves four bits below fp16's maximum.",
                 ),
             ],

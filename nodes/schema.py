@@ -44,23 +44,27 @@ def fix_inputs(engines: list[str]) -> list[Any]:
 
 
 def advanced_fix_inputs(engines: list[str]) -> list[Any]:
+    """All optional, so that a workflow or API prompt written before an input existed still runs."""
     return [
         io.String.Input(
             "c",
             default="",
             advanced=True,
+            optional=True,
             tooltip=f"Stream factor c; empty for the mode's own (the recorded one, else 1/16). {FACTOR_HINT}",
         ),
         io.String.Input(
             "s_attn",
             default="1",
             advanced=True,
+            optional=True,
             tooltip=f"Factor on the attention outputs (o): below 1 where o itself overflows. {FACTOR_HINT}",
         ),
         io.String.Input(
             "s_ffn",
             default="1",
             advanced=True,
+            optional=True,
             tooltip=f"Factor on the FFN outputs (ffn_down): below 1 where they overflow. {FACTOR_HINT}",
         ),
         io.Combo.Input(
@@ -68,21 +72,28 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
             options=["exact", "stock"],
             default="exact",
             advanced=True,
+            optional=True,
             tooltip="exact: the norms' eps goes with c^2, so the function is the same. stock: eps stays 1e-6.",
         ),
         io.Boolean.Input(
             "clamp",
             default=False,
             advanced=True,
+            optional=True,
             tooltip="Limit the joint stream to +-65504 after each add, and count what was limited.",
         ),
         io.Boolean.Input(
-            "counters", default=True, advanced=True, tooltip="Count peaks and saturation per block for the panel."
+            "counters",
+            default=True,
+            advanced=True,
+            optional=True,
+            tooltip="Count peaks and saturation per block for the panel.",
         ),
         io.Boolean.Input(
             "self_check",
             default=True,
             advanced=True,
+            optional=True,
             tooltip="Once per combination of model, adapters and patches: run one call at c and at c/2. If they "
             "differ, something unknown writes to the stream and the fold is left off.",
         ),
@@ -91,11 +102,17 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
             options=engines,
             default="auto",
             advanced=True,
+            optional=True,
             tooltip="Which forward runs. auto chooses; the help page says when to choose otherwise.",
         ),
         *(
             io.Combo.Input(
-                f"{name}_dtype", options=list(INPUT_CHOICES), default="default", advanced=True, tooltip=tooltip
+                f"{name}_dtype",
+                options=list(INPUT_CHOICES),
+                default="default",
+                advanced=True,
+                optional=True,
+                tooltip=tooltip,
             )
             for name, tooltip in (
                 ("latents", "What the latents are rounded to before the model gets them. default: the compute dtype."),
@@ -108,6 +125,7 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
             default="",
             multiline=True,
             advanced=True,
+            optional=True,
             tooltip="Lines of `glob = dtype` for single parameters, such as layers.*.proj.o.weight = fp32; a later "
             "line overrides an earlier one. Norms, conditioning and head are fp32 by default.",
         ),
