@@ -1,0 +1,370 @@
+"""The guard: what it sees, which rung it takes, and that a rescued run is the run that started there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.sample
+import comfy.samplers
+import pytest
+import torch
+from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock
+from moss_fp16_pack.fold import saturation
+from moss_fp16_pack.nodes import live
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FP16_ERROR = 5e-3
+MODELS = {"builtin": load, "foreign": stock}
+
+
+@pytest.fixture(autouse=True)
+def foreign() -> Iterator[None]:
+    pack = foreign_pack()
+    pack.register()
+    yield
+    pack.register.undo()
+
+
+@pytest.fixture(params=MODELS)
+def make(request: pytest.FixtureRequest) -> Any:
+    return MODELS[request.param]
+
+
+@pytest.fixture
+def notices(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(live, "_send", lambda event, data: found.append(data) if event == live.NOTICE_EVENT else None)
+    return found
+
+
+class LatentEater:
+    """Keeps every latent a run's model calls got, by the order of the calls."""
+
+    def __init__(self) -> None:
+        self.latents: list[torch.Tensor] = []
+
+    def __call__(self, index: int, x0: Any, x: torch.Tensor, total: int) -> None:
+        self.latents.append(x.clone())
+
+
+def sigmas_of(model: Any, steps: int) -> torch.Tensor:
+    return comfy.samplers.calculate_sigmas(model.get_model_object("model_sampling"), "simple", steps)
+
+
+def euler_from(model: Any, x: torch.Tensor, sigmas: torch.Tensor, prompt: list[Any]) -> torch.Tensor:
+    """An Euler run that starts with the latent x at sigmas[0]; x is in the model's own latent space."""
+    from comfy.samplers import CFGGuider, sampler_object
+
+    guider = CFGGuider(model)
+    guider.set_conds(prompt, prompt)
+    guider.set_cfg(1.0)
+    process = model.model.latent_format.process_out
+    # noise_scaling makes sigma * noise + (1 - sigma) * latent of its two inputs: x goes in as the noise of a zero latent
+    sigma = float(sigmas[0])
+    with torch.inference_mode():
+        return guider.sample(
+            x / sigma, process(torch.zeros_like(x)), sampler_object("euler"), sigmas, disable_pbar=True, seed=7
+        )
+
+
+# ---- rungs from evidence ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "rung"),
+    [
+        # a stream out of range: a smaller c
+        ("hot", {"fix": "none"}, "online c=1/16"),
+        ("hot", {"fix": "online", "c": 1 / 2}, "online c=1/32"),
+        # a writer's own output: s for its side, beside a c for the stream
+        ("burst", {"fix": "online", "c": 1 / 256}, "online c=1/256 s_ffn=1/64"),
+        ("burst", {"fix": "none"}, "s_ffn=1/64"),
+        # a stream that is fp32 already cannot be the cause: s at once
+        ("burst", {"fix": "fp32_residual"}, "fp32_residual s_ffn=1/64"),
+    ],
+)
+def test_the_rung_comes_from_the_evidence(make: Any, name: str, start: dict[str, Any], rung: str) -> None:
+    prompt = conditioning(name)
+    reference = sample(make(name, "fp32"), prompt)
+    model = fixed(make(name, "fp16"), **start)
+    out = sample(model, prompt)
+    found = report(model)
+    assert rel(out, reference) < FP16_ERROR
+    (rescue,) = found["rescues"]
+    assert rescue["step"] == 1 and 0.9 < rescue["sigma"] <= 1.0
+    assert rescue["rung"].endswith(rung), rescue
+    assert rescue["reason"]
+    assert found["summary"]["non_finite"] == 0
+    assert found["summary"]["saturated"] == 0 or found["stream_dtype"] == "fp32"  # where 65504 is no limit
+    assert found["model_calls"] == 3  # what was computed again is not counted twice
+
+
+def test_what_the_managed_forward_cannot_run_goes_to_fp32() -> None:
+    """A control map keeps the call on the native path: smaller factors first, and s is out of reach."""
+    prompt = conditioning("burst", moss_control_map=torch.zeros(1, 1, 2, 2))
+    reference = sample(stock("burst", "fp32"), prompt)
+    model = fixed(stock("burst", "fp16"), fix="online", c=1 / 16)
+    out = sample(model, prompt)
+    found = report(model)
+    assert found["compute_dtype"] == "fp32" and found["rescues"][-1]["rung"].endswith("in fp32")
+    assert rel(out, reference) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["hot", "burst"])
+def test_a_rescued_run_is_the_run_started_on_that_rung(make: Any, name: str) -> None:
+    """From the step of the rescue on, bit for bit."""
+    prompt = conditioning(name)
+    model = fixed(make(name, "fp16"), fix="none")
+    rescued = sample(model, prompt, steps=3)
+    handle_factors = report(model)["factors"]
+    same = {key: handle_factors[key] for key in ("c", "s_attn", "s_ffn")}
+    engine = {"engine": "managed"} if report(model)["engine"] == "managed" and make is stock else {}
+    on_that_rung = fixed(make(name, "fp16"), fix="online", **same, **engine)
+    assert torch.equal(sample(on_that_rung, prompt, steps=3), rescued)
+    assert report(on_that_rung)["rescues"] == []
+
+
+def overflow_from(step: int, sigmas: torch.Tensor) -> Any:
+    """A block patch that is well-behaved until `step`, and from then on takes the stream out of fp16's range."""
+
+    def patch(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        out = extra["original_block"](args)
+        now = args["transformer_options"]["sigmas"][0]
+        if now <= sigmas[step] + 1e-6 and out["img"].dtype == torch.float16:
+            return {**out, "img": torch.full_like(out["img"], torch.inf)}
+        return out
+
+    return patch
+
+
+def test_a_rescue_in_mid_run(make: Any) -> None:
+    """Step 3 of 4 overflows whatever c is: the rest of the run equals an fp32-stream run from its latent on."""
+    prompt = conditioning("cool")
+    model = fixed(make("cool", "fp16"), fix="online", c=1 / 16, self_check=False)
+    sigmas = sigmas_of(model, 4)
+    patched = model.clone()
+    patched.set_model_patch_replace(overflow_from(2, sigmas), "dit", "single_block", 2)
+    eater = LatentEater()
+    out = sample(patched, prompt, steps=4, callback=eater)
+    found = report(patched)
+    assert [r["step"] for r in found["rescues"]] == [3]
+    assert found["mode"] == "fp32_residual", found["rescues"]
+    wide = fixed(make("cool", "fp16"), fix="fp32_residual")
+    rest = euler_from(wide, eater.latents[2], sigmas[2:], prompt)
+    # the restart's x / sigma * sigma may be off by one rounding
+    assert rel(rest, out) < 1e-6
+    assert rel(out, sample(make("cool", "fp32"), prompt, steps=4)) < FP16_ERROR
+
+
+def test_each_run_starts_where_it_was_asked_to(make: Any) -> None:
+    prompt = conditioning("hot")
+    model = fixed(make("hot", "fp16"), fix="none")
+    first = sample(model, prompt)
+    second = sample(model, prompt)
+    assert torch.equal(first, second)
+    assert len(report(model)["rescues"]) == 1
+
+
+# ---- calls of every shape ---------------------------------------------------------------------------------------
+
+
+def test_guidance_batches_and_skipped_layers(make: Any) -> None:
+    from comfy_extras.nodes_slg import SkipLayerGuidanceDiT, SkipLayerGuidanceDiTSimple
+
+    positive, negative = conditioning("hot"), conditioning("hot", "case1")
+    slg = {"double_layers": "", "single_layers": "1", "start_percent": 0.0, "end_percent": 1.0}
+    for node, options in ((SkipLayerGuidanceDiTSimple, {}), (SkipLayerGuidanceDiT, {"scale": 1.0})):
+        reference = sample(node.execute(make("hot", "fp32"), **slg, **options)[0], positive, negative=negative, cfg=3.0)
+        model = node.execute(fixed(make("hot", "fp16"), fix="none"), **slg, **options)[0]
+        out = sample(model, positive, negative=negative, cfg=3.0)
+        assert rel(out, reference) < 4 * FP16_ERROR, node  # the guidance amplifies what fp16 rounds
+        assert len(report(model)["rescues"]) == 1
+
+
+@pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m", "uni_pc", "er_sde", "dpm_2", "euler_ancestral"])
+def test_samplers_that_call_more_than_once_a_step(sampler: str) -> None:
+    prompt = conditioning("hot")
+    reference = sample(load("hot", "fp32"), prompt, sampler=sampler)
+    model = fixed(load("hot", "fp16"), fix="none")
+    out = sample(model, prompt, sampler=sampler)
+    assert rel(out, reference) < 2 * FP16_ERROR
+    assert len(report(model)["rescues"]) == 1
+
+
+def test_one_bad_item_of_a_batch(make: Any) -> None:
+    """Only one latent of the batch is large enough to overflow: the batch is computed again, the others' way too."""
+    prompt = conditioning("cool")
+    latent = torch.zeros(3, 128, 6, 4)
+    model = fixed(make("cool", "fp16"), fix="online", c=1.0, self_check=False)
+
+    def patch(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        out = extra["original_block"](args)
+        if out["img"].dtype == torch.float16:
+            out["img"][1] = torch.inf
+        return out
+
+    model = model.clone()
+    model.set_model_patch_replace(patch, "dit", "single_block", 1)
+    out = sample(model, prompt, latent=latent)
+    assert out.isfinite().all()
+    assert len(report(model)["rescues"]) == 1
+    reference = sample(make("cool", "fp32"), prompt, latent=latent)
+    for one, expected in zip(out, reference, strict=True):
+        assert rel(one, expected) < FP16_ERROR
+
+
+# ---- faults that no rung helps ----------------------------------------------------------------------------------
+
+
+def test_a_nan_latent_is_the_inputs_fault(make: Any, notices: list[dict[str, Any]]) -> None:
+    latent = torch.zeros(1, 128, 6, 4)
+    latent[0, 0, 0, 0] = float("nan")
+    model = fixed(make("cool", "fp16"))
+    calls: list[int] = []
+    model.add_wrapper_with_key(
+        "diffusion_model", "count", lambda executor, *a, **k: calls.append(1) or executor(*a, **k)
+    )
+    out = sample(model, conditioning("cool"), steps=3, latent=latent)
+    found = report(model)
+    assert not out.isfinite().all()
+    assert len(calls) == 3  # nothing was computed again
+    assert found["rescues"] == [] and found["mode"] == "online"
+    assert any("latent held NaN" in sentence for sentence in found["warnings"])
+    assert {n["kind"] for n in notices} == {"non_finite"} and len(notices) == 1
+    assert found["summary"]["peak"] is None and found["summary"]["non_finite"] > 0
+
+
+def test_a_nan_prompt_is_the_inputs_fault(make: Any) -> None:
+    prompt = conditioning("cool")
+    prompt[0][0] = prompt[0][0].clone()
+    prompt[0][0][0, 1, 2] = float("nan")
+    model = fixed(make("cool", "fp16"))
+    sample(model, prompt, steps=2)
+    assert report(model)["rescues"] == []
+    assert any("conditioning text held NaN" in sentence for sentence in report(model)["warnings"])
+
+
+def test_a_broken_model_is_climbed_once_and_named(make: Any) -> None:
+    """NaN in a weight: no rung helps, and the calls after the first do not climb again."""
+    model = make("cool", "fp16")
+    block = model.model.diffusion_model.layers[1].proj.ffn_down
+    broken = block.weight.detach().clone()
+    broken[0, 0] = float("nan")
+    model.add_object_patch("diffusion_model.layers.1.proj.ffn_down.weight", torch.nn.Parameter(broken, False))
+    model = fixed(model)
+    calls: list[int] = []
+    model.add_wrapper_with_key(
+        "diffusion_model", "count", lambda executor, *a, **k: calls.append(1) or executor(*a, **k)
+    )
+    sample(model, conditioning("cool"), steps=4)
+    first_climb = len(calls) - 3
+    assert first_climb <= 24
+    assert any("even in fp32" in sentence for sentence in report(model)["warnings"])
+
+
+# ---- off and report ---------------------------------------------------------------------------------------------
+
+
+def test_off_does_not_look(make: Any, notices: list[dict[str, Any]]) -> None:
+    model = fixed(make("hot", "fp16"), fix="none", guard="off")
+    out = sample(model, conditioning("hot"), steps=2)
+    found = report(model)
+    assert found["rescues"] == [] and found["model_calls"] == 2
+    assert found["summary"]["saturated"] + found["summary"]["non_finite"] > 0
+    assert bool(out.isfinite().all()) == (found["summary"]["non_finite"] == 0)
+
+
+def test_report_says_so_once_and_keeps_the_result(make: Any, notices: list[dict[str, Any]]) -> None:
+    prompt = conditioning("hot")
+    off = sample(fixed(make("hot", "fp16"), fix="none", guard="off"), prompt, steps=2)
+    notices.clear()
+    model = fixed(make("hot", "fp16"), fix="none", guard="report")
+    out = sample(model, prompt, steps=2)
+    assert torch.equal(out, off) or (out.isnan() == off.isnan()).all()
+    found = report(model)
+    assert found["rescues"] == []
+    assert any("guard = report" in sentence for sentence in found["warnings"])
+    assert sum("guard = report" in n["text"] for n in notices) == 1
+
+
+def test_the_guard_sees_saturation_without_the_panels_counters(make: Any) -> None:
+    """A class that clips shows no NaN: without counting, a saturated stream would pass for a good one."""
+    prompt = conditioning("hot")
+    reference = sample(make("hot", "fp32"), prompt)
+    model = fixed(make("hot", "fp16"), fix="none", counters=False)
+    assert rel(sample(model, prompt), reference) < FP16_ERROR
+    assert len(report(model)["rescues"]) == 1
+    assert report(model)["blocks"] == []
+
+
+def test_a_compute_dtype_set_after_the_fix(make: Any) -> None:
+    """A node downstream turns a MODEL to fp16 whose fix was made for fp32: the guard still sees its saturation."""
+    prompt = conditioning("hot")
+    reference = sample(make("hot", "fp32"), prompt)
+    model = fixed(make("hot", "fp32")).clone()
+    assert report_mode(model) == "none"
+    model.set_model_compute_dtype(torch.float16)
+    out = sample(model, prompt)
+    assert rel(out, reference) < FP16_ERROR
+    assert report(model)["compute_dtype"] == "fp16" and len(report(model)["rescues"]) == 1
+
+
+def report_mode(model: Any) -> str:
+    from moss_fp16_pack.nodes.handle import handle_of
+
+    handle = handle_of(model)
+    assert handle is not None
+    return handle.start.plan.mode
+
+
+# ---- one look a call --------------------------------------------------------------------------------------------
+
+
+class Looks(TorchDispatchMode):
+    """Counts the operations that would wait for a device, by name."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "item", "equal", "is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in self.WAITS:
+            self.seen[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def looks_of_a_call(model: Any, prompt: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
+    """The waits inside each model call of a run, as on a device (where counting takes no branches)."""
+    monkeypatch.setattr(saturation, "_cheap_branch", lambda x: False)
+    found: list[Counter[str]] = []
+
+    def look(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        with Looks() as looks:
+            out = executor(*args, **kwargs)
+        found.append(looks.seen)
+        return out
+
+    # outermost: the APPLY_MODEL wrapper of the fix runs inside this one
+    model.wrappers["apply_model"] = {"look": [look], **model.wrappers["apply_model"]}
+    sample(model, prompt, steps=1)  # with this the self-check is behind it
+    found.clear()
+    sample(model, prompt, steps=3)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"guard": "report"}, {"guard": "off"}, {"fix": "fp32_residual"}])
+def test_one_wait_a_call(make: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = conditioning("hot")
+    bare = make("hot", "fp32").clone()
+    bare.wrappers["apply_model"] = {}
+    own = looks_of_a_call(bare, prompt, monkeypatch)[-1]
+    model = fixed(make("hot", "fp16"), **options)
+    looks = looks_of_a_call(model, prompt, monkeypatch)
+    expected = 0 if options.get("guard") == "off" else 1
+    for seen in looks:
+        assert sum((seen - own).values()) == expected, seen
