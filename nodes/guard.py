@@ -38,14 +38,16 @@ class ModelCall:
         return out
 
     def _bad(self, call: _Call, run: Run, out: Tensor) -> Tensor:
+        if run.broken:
+            return out  # an earlier call's result was kept as it was, and this one has grown out of it
         if (fault := call.input_fault()) is not None:
+            run.broken = True
             live.notice(self.handle, run, "non_finite", "error", fault)
             run.warn(fault)
             return out
         evidence = evidence_of(run.counters.read_call(), None)
         if self.handle.options.guard == "report":
-            if "non_finite" in run.notices:
-                return out  # said once; the counts tell the rest
+            run.broken = True  # said once; the counts tell the rest
             sentence = f"Step {run.step + 1}: {evidence.reason()} in fp16 (guard = report, so it was kept)."
             run.warn(sentence)
             live.notice(self.handle, run, "non_finite", "warn", sentence)
@@ -60,6 +62,7 @@ class ModelCall:
                 evidence = call.look_closer(run.counters.read_call())
             rung = next_rung(handle.rung, evidence, manageable=call.manageable)
             if rung is None:
+                run.broken = True
                 sentence = "The output is not finite even in fp32: the model, an adapter or the conditioning is broken."
                 run.warn(sentence)
                 live.notice(handle, run, "non_finite", "error", sentence)

@@ -72,6 +72,7 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     notices: set[str] = field(default_factory=set)
     self_check: dict[str, Any] | None = None
+    broken: bool = False
     started: float = field(default_factory=time.monotonic)
 
     def warn(self, sentence: str) -> None:
