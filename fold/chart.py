@@ -113,7 +113,7 @@ def _frame(bars: Sequence[Bar], width: int, height: int, note_lines: int) -> Fra
     return Frame(84 * unit, width - 28 * unit, 128 * unit, max(bottom, 128 * unit + 80), low, high, unit)
 
 
-def _text(
+def draw_text(
     pen: ImageDraw, at: tuple[float, float], words: str, size: float, colour: Colour = INK, anchor: str = "la",
     halo: bool = False,
 ) -> None:  # fmt: skip
@@ -126,7 +126,7 @@ def _text(
     pen.text(at, safe, fill=colour, font=font, anchor=anchor, stroke_width=stroke, stroke_fill=PAPER)
 
 
-def _fit(pen: ImageDraw, words: str, size: float, room: float) -> tuple[str, float]:
+def fit_text(pen: ImageDraw, words: str, size: float, room: float) -> tuple[str, float]:
     """The words with the largest size up to `size` that fits into `room` pixels, cut where even 60 % of it does not."""
     from PIL import ImageFont
 
@@ -141,13 +141,13 @@ def _fit(pen: ImageDraw, words: str, size: float, room: float) -> tuple[str, flo
 
 def _header(pen: ImageDraw, frame: Frame, report: Mapping[str, Any], bars: Sequence[Bar]) -> None:
     unit, room = frame.unit, frame.right - 28 * frame.unit
-    words, size = _fit(pen, title(report, bars), 30 * unit, room)
+    words, size = fit_text(pen, title(report, bars), 30 * unit, room)
     worst = nearest(bars)
     level = worst.level if worst else "none"
     _mark(pen, level, 34 * unit, 44 * unit, 9 * unit)
-    _text(pen, (54 * unit, 26 * unit), words, size)
-    words, size = _fit(pen, subtitle(report), 17 * unit, room)
-    _text(pen, (28 * unit, 66 * unit), words, size, MUTED)
+    draw_text(pen, (54 * unit, 26 * unit), words, size)
+    words, size = fit_text(pen, subtitle(report), 17 * unit, room)
+    draw_text(pen, (28 * unit, 66 * unit), words, size, MUTED)
 
 
 def _grid(pen: ImageDraw, frame: Frame) -> None:
@@ -160,11 +160,11 @@ def _grid(pen: ImageDraw, frame: Frame) -> None:
     while tick <= frame.high:
         y = frame.y(tick)
         pen.line([(frame.left, y), (frame.right, y)], fill=GRID, width=max(1, round(unit)))
-        _text(pen, (frame.left - 24 * unit, y), "2", 15 * unit, MUTED, "rm")
-        _text(pen, (frame.left - 23 * unit, y - 5 * unit), str(int(tick)), 11 * unit, MUTED, "lm")
+        draw_text(pen, (frame.left - 24 * unit, y), "2", 15 * unit, MUTED, "rm")
+        draw_text(pen, (frame.left - 23 * unit, y - 5 * unit), str(int(tick)), 11 * unit, MUTED, "lm")
         tick += step
     words = "largest |x| in the stream after the block, log2"
-    _text(pen, (28 * unit, frame.top - 12 * unit), words, 14 * unit, MUTED, "lb")
+    draw_text(pen, (28 * unit, frame.top - 12 * unit), words, 14 * unit, MUTED, "lb")
 
 
 def _limit(pen: ImageDraw, frame: Frame) -> None:
@@ -175,7 +175,7 @@ def _limit(pen: ImageDraw, frame: Frame) -> None:
         pen.line([(x, y), (min(x + 0.62 * dash, frame.right), y)], fill=COLOURS["over"], width=max(1, round(2 * unit)))
         x += dash
     at = (frame.right - 4 * unit, y - 4 * unit)
-    _text(pen, at, "fp16 maximum 65504", 15 * unit, COLOURS["over"], "rb", halo=True)
+    draw_text(pen, at, "fp16 maximum 65504", 15 * unit, COLOURS["over"], "rb", halo=True)
 
 
 def _bars(pen: ImageDraw, frame: Frame, bars: Sequence[Bar]) -> list[tuple[float, float]]:
@@ -245,7 +245,7 @@ def _footer(pen: ImageDraw, frame: Frame, bars: Sequence[Bar], places: Sequence[
     pen.line([(frame.left, frame.bottom), (frame.right, frame.bottom)], fill=MUTED, width=max(1, round(unit)))
     texts = sum(1 for bar in bars if bar.name.startswith("text"))
     if texts:
-        _text(pen, (places[0][0], frame.bottom + 7 * unit), "text", 14 * unit, MUTED)
+        draw_text(pen, (places[0][0], frame.bottom + 7 * unit), "text", 14 * unit, MUTED)
     rest = places[texts:]
     if rest:
         each = (rest[-1][1] - rest[0][0]) / len(rest)
@@ -254,10 +254,10 @@ def _footer(pen: ImageDraw, frame: Frame, bars: Sequence[Bar], places: Sequence[
             middle = (rest[index][0] + rest[index][1]) / 2
             if texts and middle - places[0][0] < 42 * unit:
                 continue
-            _text(pen, (middle, frame.bottom + 7 * unit), str(index), 14 * unit, MUTED, "ma")
+            draw_text(pen, (middle, frame.bottom + 7 * unit), str(index), 14 * unit, MUTED, "ma")
     middle = (frame.left + frame.right) / 2
     words = "block (text refiner, then joint layers)" if texts else "block"
-    _text(pen, (middle, frame.bottom + 27 * unit), words, 14 * unit, MUTED, "ma")
+    draw_text(pen, (middle, frame.bottom + 27 * unit), words, 14 * unit, MUTED, "ma")
 
 
 def _measure(pen: ImageDraw, frame: Frame, bars: Sequence[Bar], places: Sequence[tuple[float, float]]) -> None:
@@ -277,7 +277,7 @@ def _measure(pen: ImageDraw, frame: Frame, bars: Sequence[Bar], places: Sequence
             pen.line([(x - 5 * unit, y), (x + 5 * unit, y)], fill=INK, width=weight)
     left_half = x < (frame.left + frame.right) / 2
     at = (x + 10 * unit if left_half else x - 10 * unit, max((top + line) / 2, line + 15 * unit))
-    _text(pen, at, words, 19 * unit, INK, "lm" if left_half else "rm", halo=True)
+    draw_text(pen, at, words, 19 * unit, INK, "lm" if left_half else "rm", halo=True)
 
 
 def _legend(pen: ImageDraw, frame: Frame, report: Mapping[str, Any], bars: Sequence[Bar], height: int) -> None:
@@ -288,8 +288,8 @@ def _legend(pen: ImageDraw, frame: Frame, report: Mapping[str, Any], bars: Seque
         if level not in present:
             continue
         _mark(pen, level, x + 6 * unit, y, 5.5 * unit)
-        _text(pen, (x + 18 * unit, y), words, 14 * unit, MUTED, "lm")
+        draw_text(pen, (x + 18 * unit, y), words, 14 * unit, MUTED, "lm")
         x += (len(words) * 7.4 + 48) * unit
     for index, note in enumerate(notes(report)):
-        words, size = _fit(pen, note, 16 * unit, frame.right - frame.left)
-        _text(pen, (frame.left, min(y + (16 + 22 * index) * unit, height - 20 * unit)), words, size, INK)
+        words, size = fit_text(pen, note, 16 * unit, frame.right - frame.left)
+        draw_text(pen, (frame.left, min(y + (16 + 22 * index) * unit, height - 20 * unit)), words, size, INK)

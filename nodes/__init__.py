@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import routes
+from .compare_node import MossFP16Compare
 from .conditioning import MossFP16LoadConditioning, MossFP16SaveConditioning
 from .export_node import MossFP16Export
 from .fix import MossFP16Fix
@@ -19,6 +20,7 @@ NODES: list[type[io.ComfyNode]] = [
     MossFP16SaveConditioning,
     MossFP16LoadConditioning,
     MossFP16Probe,
+    MossFP16Compare,
     MossFP16Export,
 ]
 

@@ -26,6 +26,7 @@ def cast_small_modules(model: Any, tree: nn.Module, arch: MossArch) -> None:
 def casting(base_model: nn.Module, tree: nn.Module, *, full: bool) -> Iterator[None]:
     """Every layer casts on call; with `full`, ComfyUI also hands the model fp32. All of it is undone at the end."""
     changed = [m for m in tree.modules() if getattr(m, FLAG, True) is False]
+    own = [FLAG in m.__dict__ for m in changed]
     before = base_model.manual_cast_dtype
     try:
         for module in changed:
@@ -35,5 +36,7 @@ def casting(base_model: nn.Module, tree: nn.Module, *, full: bool) -> Iterator[N
         yield
     finally:
         base_model.manual_cast_dtype = before
-        for module in changed:
+        for module, was_own in zip(changed, own, strict=True):
             setattr(module, FLAG, False)
+            if not was_own:
+                delattr(module, FLAG)  # the class says so

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import torch
 from comfy_api.latest import io
 
 from ..fold.chart import render_chart
 from ..fold.errors import MossError
 from . import live
 from .handle import handle_of
+from .picture import image_of
 from .schema import CATEGORY
 
 TITLE = "MOSS Saturation Report"
@@ -61,6 +61,6 @@ class MossFP16Report(io.ComfyNode):
                 "comes after the sampler that uses this MODEL."
             )
         live.publish(str(cls.hidden.unique_id), *live.where_now(), report)
-        chart = torch.from_numpy(render_chart(report)).float().div(255.0)[None]
+        chart = image_of(render_chart(report))
         text = json.dumps(report, indent=1, allow_nan=False)
         return io.NodeOutput(passthrough, text, chart, ui={"moss_fp16_report": [report]})
