@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from ..errors import MossError
 
-COMMANDS = ("inspect", "forward", "sample", "probe", "export", "unfold", "demo-checkpoint")
+COMMANDS = ("inspect", "forward", "sample", "probe", "compare", "export", "unfold", "demo-checkpoint")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,6 +12,8 @@ import torch
 from repo import DATA
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fold.checkpoint import open_checkpoint
 from fold.factors import Factors
@@ -124,3 +126,16 @@ def counted(case: Case, plan: StreamPlan, dtype: torch.dtype = torch.float32) ->
 def relative(value: Tensor, reference: Tensor) -> float:
     """Relative L2 error."""
     return float(torch.linalg.vector_norm(value.float() - reference.float()) / torch.linalg.vector_norm(reference))
+
+
+class NoFloat64(TorchDispatchMode):
+    """Fails on any operation that takes or gives a float64 tensor, as MPS and XPU do."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves((args, kwargs, out)):
+            wide = isinstance(leaf, Tensor) and leaf.dtype in (torch.float64, torch.complex128)
+            assert not wide, f"{func} touches float64"
+        return out

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import golden
 import pytest
 import torch
-from golden import SKIP_1, UNIFORM, Case, relative, velocity
+from golden import SKIP_1, UNIFORM, Case, NoFloat64, relative, velocity
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fold.arch import MossArch
 from fold.demo import demo_arch
@@ -80,19 +75,6 @@ def test_a_mask_of_ones_is_no_mask(case: Case) -> None:
     mask = torch.ones(case.context.shape[:2], dtype=torch.int64)
     masked = model(case.latent, case.sigma, case.context, plan=StreamPlan(), mask=mask)
     assert relative(masked, velocity(case)) < 2e-6
-
-
-class NoFloat64(TorchDispatchMode):
-    """Fails on any operation that takes or gives a float64 tensor, as MPS and XPU do."""
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves((args, kwargs, out)):
-            wide = isinstance(leaf, Tensor) and leaf.dtype in (torch.float64, torch.complex128)
-            assert not wide, f"{func} touches float64"
-        return out
 
 
 @torch.no_grad()
