@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import torch
-from comfy.patcher_extension import WrappersMP
+from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import nn
 
 from ..fold.errors import MossError
@@ -52,6 +52,8 @@ def apply_fix(
     loader took it out. Raises MossError where the MODEL is not MOSS-Image or the options do not fit it.
     """
     tree = moss_tree(model, node)
+    if model.get_additional_models_with_key("multigpu"):
+        refuse_multigpu()
     clone = remove_fix(model.clone())
     if compute_dtype is not None and compute_dtype != compute_dtype_of(clone):
         clone.set_model_compute_dtype(compute_dtype)
@@ -85,8 +87,16 @@ def apply_fix(
     clone.add_object_patch(name, Router(clone.get_model_object(name), handle, clone.model))
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, SamplingRun(handle))
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, ModelCall(handle))
+    clone.add_callback_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY, refuse_multigpu)
     clone.set_attachments(KEY, handle)
     return clone
+
+
+def refuse_multigpu(*_: Any) -> None:
+    """Copies of the model on other GPUs would run without the patches, or with those of another module."""
+    raise MossError(
+        "The MOSS fp16 fix runs on one GPU: take the multi-GPU node out, or take the fix out and compute in bf16 or fp32."
+    )
 
 
 def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
@@ -123,6 +133,7 @@ def remove_fix(clone: Any) -> Any:
             del clone.object_patches[name]
     for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.APPLY_MODEL):
         clone.remove_wrappers_with_key(kind, KEY)
+    clone.remove_callbacks_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY)
     clone.remove_attachments(KEY)
     return clone
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock
+from moss_fp16_pack.fold.errors import MossError
 
 HOT = ("hot", "burst")
 
@@ -85,3 +86,13 @@ def test_rescue_keeps_the_image(make: Any, name: str) -> None:
     assert rel(out, reference) < 4e-3
     assert len(found["rescues"]) == 1 and found["rescues"][0]["step"] == 1
     assert found["summary"]["saturated"] == found["summary"]["non_finite"] == 0
+
+
+def test_copies_for_other_gpus_are_refused() -> None:
+    model = fixed(load("cool", "fp16"), fix="online", c=1 / 16)
+    with pytest.raises(MossError, match="one GPU"):
+        model.deepclone_multigpu()
+    spread = load("cool", "fp16")
+    spread.set_additional_models("multigpu", [load("cool", "fp16")])
+    with pytest.raises(MossError, match="one GPU"):
+        fixed(spread, fix="online")
