@@ -27,7 +27,6 @@ class SamplingRun:
         names = ("noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback", "disable_pbar", "seed")
         call = dict(zip(names, args, strict=False)) | kwargs
         handle, patcher = self.handle, executor.class_obj.model_patcher
-        outer, outer_rung = handle.run, handle.rung
         handle.compute_dtype = compute_dtype_of(patcher)  # a node after the fix may have changed it
         run = handle.begin(max(len(call["sigmas"]) - 1, 0), *live.where_now())
         panel = live.LivePanel(handle, run)
@@ -49,8 +48,7 @@ class SamplingRun:
             raise
         finally:
             _close(handle, run, state)
-            # a sampler may sample with the same MODEL inside its own run
-            handle.run, handle.rung = outer, handle.start if outer is None else outer_rung
+            handle.run, handle.rung = None, handle.start
             restore_eps(handle, patcher)
 
 

@@ -61,7 +61,7 @@ def euler_from(model: Any, x: torch.Tensor, sigmas: torch.Tensor, prompt: list[A
     guider.set_conds(prompt, prompt)
     guider.set_cfg(1.0)
     process = model.model.latent_format.process_out
-    # noise_scaling makes sigma * noise + (1 - sigma) * latent of its two inputs: x goes in as the noise of a zero latent
+    # noise_scaling makes sigma * noise + (1 - sigma) * latent of its inputs: x goes in as the noise of a zero latent
     sigma = float(sigmas[0])
     with torch.inference_mode():
         return guider.sample(
