@@ -12,6 +12,7 @@ from torch import nn
 from ..fold.errors import MossError
 from ..fold.record import FoldRecord
 from ..fold.stream import StreamPlan
+from .adapters import fold_adapters, unfold_adapters
 from .builtin import BuiltinDiT
 from .casting import cast_small_modules
 from .dtypes import OwnDtype, patch_parameters, rules_on
@@ -79,6 +80,8 @@ def apply_fix(
         applied = rules_on(tree, options.rules, dtype, own=path != "native")
         handle.own_dtypes = patch_parameters(clone, tree, applied)
         handle.extra["param_dtypes"] = dict(applied.record)
+    if not plan.baked.identity:
+        fold_adapters(clone, tree, arch, plan.baked)
     if path == "native":
         patch_native(clone, tree, handle)
     else:
@@ -95,7 +98,7 @@ def apply_fix(
 def refuse_multigpu(*_: Any) -> None:
     """Copies of the model on other GPUs would run without the patches, or with those of another module."""
     raise MossError(
-        "The MOSS fp16 fix runs on one GPU: take the multi-GPU node out, or take the fix out and compute in bf16 or fp32."
+        "The MOSS fp16 fix runs on one GPU: take the multi-GPU node out, or use no fix and compute in bf16 or fp32."
     )
 
 
@@ -133,6 +136,7 @@ def remove_fix(clone: Any) -> Any:
             del clone.object_patches[name]
     for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.APPLY_MODEL):
         clone.remove_wrappers_with_key(kind, KEY)
+    unfold_adapters(clone)
     clone.remove_callbacks_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY)
     clone.remove_attachments(KEY)
     return clone
