@@ -53,13 +53,15 @@ export class ReportStore {
 
   /** A run began. Its workflow may be told later (`runBelongsTo`), when the server has been asked. */
   runStarted(promptId) {
-    this.#run(promptId).started = true
+    const run = this.#run(promptId)
+    if (!run.started) run.order = ++this.order // a report of it may have come first, after a reload
+    run.started = true
   }
 
   /** The run's workflow is known: its panels forget the run before (kept aside in case this one is all cache). */
   runBelongsTo(promptId, workflowId) {
     const run = this.#run(promptId)
-    if (!workflowId || run.workflowId === workflowId) return
+    if (!workflowId) return
     run.workflowId = workflowId
     for (const slot of this.#ofWorkflow(workflowId)) {
       if (slot.promptId === promptId) continue

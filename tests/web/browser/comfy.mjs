@@ -1,6 +1,7 @@
 // A Chromium on a running ComfyUI: what the browser tests share. The server's address comes in MOSS_URL.
 
 import assert from "node:assert/strict"
+import { randomUUID } from "node:crypto"
 import fs from "node:fs"
 import os from "node:os"
 import path from "node:path"
@@ -102,8 +103,9 @@ export class Page {
 
   // ---- the graph ---------------------------------------------------------------------------------------------------
 
-  /** Loads a UI workflow and sets widgets: {class: {widget: value}}. Returns {class: [node ids]}. */
+  /** Loads a UI workflow under an id of its own and sets widgets: {class: {widget: value}}. Returns {class: [node ids]}. */
   async workflow(json, values = {}) {
+    json = { ...json, id: randomUUID() }
     return this.page.evaluate(
       async ([json, values]) => {
         const app = window.app
