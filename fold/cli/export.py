@@ -18,6 +18,9 @@ from .common import (
 from .progress import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..eps_check import EpsCheck
     from ..export import ExportResult
     from .common import Subparsers
 
@@ -31,6 +34,14 @@ def add(subparsers: Subparsers) -> None:
     )
     add_file_arguments(parser, dtype="fp16")
     add_factor_options(parser, c="1/16")
+    parser.add_argument(
+        "--check",
+        metavar="FILE",
+        help="then hold exact and stock eps against the source, on the latent and context in this safetensors file",
+    )
+    parser.add_argument("--check-latent", default="latent", metavar="KEY", help="the latent [B, C, h, w] in it")
+    parser.add_argument("--check-context", default="context", metavar="KEY", help="the text states in it")
+    parser.add_argument("--check-sigma", type=float, default=0.5, help="the noise level of the check (default 0.5)")
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, dtype: str) -> None:
@@ -47,10 +58,28 @@ def add_file_arguments(parser: argparse.ArgumentParser, dtype: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export."""
-    return rewrite(args, unfold=False)
+    check = prepare_check(args) if args.check else None
+    return rewrite(args, unfold=False, check=check)
 
 
-def rewrite(args: argparse.Namespace, unfold: bool) -> int:
+def prepare_check(args: argparse.Namespace) -> Callable[[], EpsCheck]:
+    """Read the inputs of the eps check before the export starts; MossError where they do not fit."""
+    from ..checkpoint import open_checkpoint
+    from ..eps_check import check_eps
+    from ..errors import MossError
+    from .running import pick, read_tensors
+
+    if not 0.0 <= args.check_sigma <= 1.0:
+        raise MossError(f"--check-sigma must be 0 to 1, not {args.check_sigma}.")
+    tensors = read_tensors(args.check)
+    with open_checkpoint(args.source) as checkpoint:
+        arch = checkpoint.arch
+    latent = pick(tensors, args.check_latent, args.check, ("B", arch.latent_channels, "h", "w"))
+    context = pick(tensors, args.check_context, args.check, (latent.shape[0], "T", arch.text_dim))
+    return lambda: check_eps(args.source, args.target, latent, context, args.check_sigma)
+
+
+def rewrite(args: argparse.Namespace, unfold: bool, check: Callable[[], EpsCheck] | None = None) -> int:
     """Export or unfold, with a progress bar, and say what was written."""
     factors = None if unfold else factors_from(args)
     from ..export import export_checkpoint
@@ -67,13 +96,16 @@ def rewrite(args: argparse.Namespace, unfold: bool) -> int:
             overwrite=args.overwrite,
             progress=progress,
         )
+    checked = check() if check is not None else None
     if args.json:
-        print_json(_as_dict(result))
+        print_json(_as_dict(result) | ({"eps_check": checked.to_json()} if checked else {}))
     else:
         fold = result.record.to_json() if result.record else "no fold"
         print(f"{result.target}: {human_bytes(result.nbytes)} in {result.tensors} tensors, {fold}")
         for note in result.notes:
             print(note)
+        if checked is not None:
+            print(checked.sentence())
     return 0
 
 
