@@ -186,6 +186,10 @@ def joint_blocks(tree: Any, x: Tensor, run: Run, replace: Mapping[int, BlockRepl
             x = x * scale.rescale
 
         def block(stream: Tensor, i: int = i, scale: BlockScale = scale) -> Tensor:
+            if i in replace:
+                stream = (
+                    stream.clone()
+                )  # the block works in place, but its replacement may still want what it was given
             stream = joint_block(tree.layers[i], stream, i, scale, run, keys)
             run.observer.stream(run.arch.text_blocks + i, stream)  # here, so that a block left out is not counted
             return stream

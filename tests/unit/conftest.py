@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis
 
 # The models here are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
+
+# How fast examples are made says more about the machine's load than about the test.
+hypothesis.register_profile("moss", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis.load_profile("moss")

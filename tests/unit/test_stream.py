@@ -162,3 +162,18 @@ def test_a_replacement_sees_the_rescaled_stream_and_may_run_the_block() -> None:
     assert torch.equal(folded, plain)
     for scale, x, y in zip(factors.c, entering, seen, strict=True):
         assert torch.equal(x, y * scale)
+
+
+def test_a_replacement_may_keep_the_stream_it_was_given() -> None:
+    case = golden.cases_of("hot")[0]
+    kept = []
+
+    def half(x, run):  # type: ignore[no-untyped-def]
+        before = x.clone()
+        mixed = x + 0.5 * (run(x) - x)
+        kept.append(torch.equal(x, before))
+        return mixed
+
+    for plan in (StreamPlan(), StreamPlan("fp32_residual", clamp=4096.0)):
+        velocity(case, plan, replace={1: half})
+    assert kept == [True, True]
