@@ -38,6 +38,7 @@ class MossFP16Fix(io.ComfyNode):
             ],
             outputs=[io.Model.Output(tooltip="The same MODEL under the fix; the one given stays as it was.")],
             hidden=[io.Hidden.unique_id],
+            not_idempotent=True,  # two nodes with the same inputs must not share a result: the report is per node
         )
 
     @classmethod

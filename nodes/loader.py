@@ -53,6 +53,7 @@ class MossFP16Loader(io.ComfyNode):
             ],
             outputs=[io.Model.Output(tooltip="A MODEL like any other: for LoRA, guidance, sampling and saving nodes.")],
             hidden=[io.Hidden.unique_id],
+            not_idempotent=True,  # two nodes with the same inputs must not share a result: the report is per node
         )
 
     @classmethod

@@ -45,6 +45,7 @@ class MossFP16Report(io.ComfyNode):
                 io.Image.Output(display_name="chart", tooltip="The peaks per block as a picture."),
             ],
             hidden=[io.Hidden.unique_id],
+            not_idempotent=True,  # two nodes with the same inputs must not share a result: the report is per node
         )
 
     @classmethod
