@@ -12,6 +12,7 @@ from ..fold.report import Rescue
 from ..fold.saturation import Counters
 from ..fold.stream import StreamPlan
 from . import live, selfcheck
+from .adapters import refuse_unscaled
 from .casting import casting
 from .handle import Handle, Run, Rung
 from .ladder import Evidence, WriterWatch, evidence_of, next_rung
@@ -28,6 +29,8 @@ class ModelCall:
     def __call__(self, executor: Any, x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         handle, run = self.handle, self.handle.current()
         call = _Call(handle, executor, x, t, args, kwargs)
+        if run.model_calls == 0 and not handle.start.plan.baked.identity:
+            refuse_unscaled(call.tree, call.patcher, handle.arch, handle.start.plan.baked)
         out = call.compute()
         if handle.options.guard != "off" and call.is_bad(out):
             out = self._bad(call, run, out)
@@ -222,9 +225,13 @@ class _Call:
             run.counters.drop()
         return evidence_of(blocks, watch)
 
+    @property
+    def patcher(self) -> Any:
+        """The MODEL clone that is being sampled."""
+        return getattr(self.base, "current_patcher", None)
+
     def combination(self) -> tuple[Any, ...]:
-        patcher = getattr(self.base, "current_patcher", None)
-        return selfcheck.combination(self.tree, patcher, self.options, self.conds, self.handle.rung.managed)
+        return selfcheck.combination(self.tree, self.patcher, self.options, self.conds, self.handle.rung.managed)
 
     def suspects(self) -> str:
         return selfcheck.suspects(self.conds, self.options, self.control)

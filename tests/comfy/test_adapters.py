@@ -1,0 +1,316 @@
+"""Adapters of every kind on every kind of layer: the fixed MODEL computes what the unfixed one does, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.sd
+import pytest
+import torch
+from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock, unload
+from moss_fp16_pack.fold.errors import MossError
+from moss_fp16_pack.fold.weights import fold_tensor
+from moss_fp16_pack.nodes.adapters import FoldedPatches, RowScale
+from moss_fp16_pack.nodes.handle import handle_of
+from moss_fp16_pack.nodes.source import source_of
+
+CLASSES = {"builtin": load, "foreign": stock}
+PREFIX = "diffusion_model."
+RANK = 2
+
+
+@pytest.fixture(autouse=True)
+def foreign() -> Iterator[None]:
+    pack = foreign_pack()
+    pack.register()
+    yield
+    pack.register.undo()
+    unload()
+
+
+def linears(model: Any) -> dict[str, torch.Size]:
+    """Every linear of a MODEL by bare path: all kinds of layer, and one block of each kind of block."""
+    tree = model.model.diffusion_model
+    found = {}
+    for path, module in tree.named_modules():
+        if isinstance(module, torch.nn.Linear) and ("blocks." not in path or ".0." in path):
+            if path.startswith("layers.") and not path.startswith("layers.1."):
+                continue
+            found[path] = module.weight.shape
+    return found
+
+
+def factor(numbers: torch.Generator, *shape: int, size: float = 0.05) -> torch.Tensor:
+    return torch.randn(*shape, generator=numbers) * size
+
+
+def adapter(kind: str, model: Any, seed: int = 0) -> dict[str, torch.Tensor]:
+    """An adapter file on all kinds of layer."""
+    numbers = torch.Generator().manual_seed(seed)
+    file: dict[str, torch.Tensor] = {}
+    for path, (rows, columns) in linears(model).items():
+        key = PREFIX + path
+        match kind:
+            case "lora":
+                file[f"{key}.lora_up.weight"] = factor(numbers, rows, RANK, size=0.2)
+                file[f"{key}.lora_down.weight"] = factor(numbers, RANK, columns, size=0.2)
+                file[f"{key}.alpha"] = torch.tensor(1.0)
+            case "lora_ab":
+                file[f"{key}.lora_B.weight"] = factor(numbers, rows, RANK, size=0.2)
+                file[f"{key}.lora_A.weight"] = factor(numbers, RANK, columns, size=0.2)
+            case "dora":
+                file[f"{key}.lora_up.weight"] = factor(numbers, rows, RANK, size=0.2)
+                file[f"{key}.lora_down.weight"] = factor(numbers, RANK, columns, size=0.2)
+                weight = model.model.diffusion_model.get_submodule(path).weight.float()
+                norms = weight.norm(dim=1, keepdim=True) * (1 + factor(numbers, rows, 1).abs())
+                file[f"{key}.dora_scale"] = norms * unfold_of(model, path)
+            case "lokr":
+                file[f"{key}.lokr_w1"] = factor(numbers, 2, 2, size=0.2)
+                file[f"{key}.lokr_w2"] = factor(numbers, rows // 2, columns // 2, size=0.1)
+            case "loha":
+                for side in ("w1", "w2"):
+                    file[f"{key}.hada_{side}_a"] = factor(numbers, rows, RANK, size=0.3)
+                    file[f"{key}.hada_{side}_b"] = factor(numbers, RANK, columns, size=0.3)
+                file[f"{key}.alpha"] = torch.tensor(1.0)
+            case "diff":
+                file[f"{key}.diff"] = factor(numbers, rows, columns, size=0.02)
+                if model.model.diffusion_model.get_submodule(path).bias is not None:
+                    file[f"{key}.diff_b"] = factor(numbers, rows, size=0.02)
+    if kind == "diff":
+        for norm in ("layers.1.norm1", "layers.1.q_norm", "text_embedder.blocks.0.norm2", "final_norm_video"):
+            size = model.model.diffusion_model.get_submodule(norm).weight.shape
+            file[f"{PREFIX}{norm}.w_norm"] = factor(numbers, *size)
+    return file
+
+
+def unfold_of(model: Any, path: str) -> torch.Tensor | float:
+    """What a folded file's rows must be divided by: adapters are made for the weights without the fold."""
+    from moss_fp16_pack.fold.weights import row_scale
+    from moss_fp16_pack.nodes.tree import arch_of
+
+    source = source_of(model)
+    if source.record is None or source.unfolded:
+        return 1.0
+    scale = row_scale(f"{path}.weight", arch_of(model.model.diffusion_model), source.record.factors)
+    return 1.0 if scale is None else 1.0 / torch.as_tensor(scale).reshape(-1, 1)
+
+
+def with_adapter(model: Any, file: dict[str, torch.Tensor], strength: float = 1.0) -> Any:
+    """As LoraLoaderModelOnly does it."""
+    return comfy.sd.load_lora_for_models(model, None, dict(file), strength, 0)[0]
+
+
+KINDS = ["lora", "lora_ab", "dora", "lokr", "loha", "diff"]
+
+
+@pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_an_unfolded_file(make: Any, kind: str) -> None:
+    """Online: weights are never scaled, so adapters have nothing to notice."""
+    prompt, plain = conditioning("hot"), make("hot", "fp32")
+    file = adapter(kind, plain)
+    bare = sample(plain, prompt, steps=2)
+    for strength in (0.3, 1.5):
+        expected = sample(with_adapter(plain, file, strength), prompt, steps=2)
+        assert rel(expected, bare) > 1e-3
+        before = fixed(with_adapter(plain, file, strength), fix="online", c=1 / 16)
+        after = with_adapter(fixed(plain, fix="online", c=1 / 16), file, strength)
+        for model in (before, after):
+            assert torch.equal(sample(model, prompt, steps=2), expected)
+            assert report(model)["mode"] == "online" and report(model)["rescues"] == []
+    assert torch.equal(sample(plain, prompt, steps=2), bare)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_managed_path(kind: str) -> None:
+    """s acts on the inputs of o and ffn_down, so adapters there are as exact."""
+    prompt, plain = conditioning("hot"), load("hot", "fp32")
+    file = adapter(kind, plain)
+    expected = sample(with_adapter(plain, file, 1.5), prompt, steps=2)
+    model = with_adapter(fixed(plain, fix="online", c=1 / 16, s_attn=1 / 2, s_ffn=1 / 4), file, 1.5)
+    assert torch.equal(sample(model, prompt, steps=2), expected)
+
+
+@pytest.mark.parametrize("name", ["hot_fp16fix", "hot_fp16fix_s"])
+def test_on_a_folded_file_that_is_unfolded_at_load(name: str) -> None:
+    prompt, plain = conditioning("hot"), load(name, "fp32", unfold=True)
+    for kind in KINDS:
+        file = adapter(kind, plain)
+        expected = sample(with_adapter(plain, file, 0.3), prompt, steps=1)
+        for model in (fixed(with_adapter(plain, file, 0.3)), with_adapter(fixed(plain), file, 0.3)):
+            assert torch.equal(sample(model, prompt, steps=1), expected), kind
+            assert report(model)["mode"] == "online"
+
+
+def loaded_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The weights as patched for the run that just ended."""
+    return {k.removeprefix(PREFIX): v.clone() for k, v in model.model.state_dict().items() if k.startswith(PREFIX)}
+
+
+@pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
+@pytest.mark.parametrize("name", ["hot_fp16fix", "hot_fp16fix_s"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_fold_that_is_kept(make: Any, kind: str, name: str) -> None:
+    """The patched weights are the fold of the unfolded model's patched weights, to the bit."""
+    prompt = conditioning("hot")
+    kept = load(name, "fp32", unfold=False) if make is load else stock(name, "fp32")
+    file, second = adapter(kind, kept), adapter("lora", kept, seed=1)
+    unfolded = load(name, "fp32", unfold=True)
+    record = source_of(kept).record
+    assert record is not None
+    if make is stock:
+        pairs = {k: v for k, v in file.items()}  # the foreign class has fused qkv: compare with its own unfolded twin
+        reference_model = unfolded_twin(kept, record)
+    else:
+        pairs, reference_model = file, unfolded
+    expected_out = sample(with_adapter(with_adapter(reference_model, pairs, 0.3), second, 1.5), prompt, steps=2)
+    expected = loaded_weights(reference_model)
+    bare = sample(fixed(kept), prompt, steps=2)
+
+    for order in ("adapters first", "fix first", "fix between"):
+        if order == "adapters first":
+            model = fixed(with_adapter(with_adapter(kept, file, 0.3), second, 1.5))
+        elif order == "fix first":
+            model = with_adapter(with_adapter(fixed(kept), file, 0.3), second, 1.5)
+        else:
+            model = with_adapter(fixed(with_adapter(kept, file, 0.3)), second, 1.5)
+        out = sample(model, prompt, steps=2)
+        arch = handle_of(model).arch  # type: ignore[union-attr]
+        found = loaded_weights(model)
+        for key, weight in expected.items():
+            if key != "rope.bands":
+                assert torch.equal(found[key], fold_tensor(key, weight, arch, record.factors)), (order, key)
+        assert rel(out, expected_out) < 2e-4, order  # a kept fold runs with its own, stock eps
+        assert report(model)["mode"] == "weights"
+        assert torch.equal(sample(fixed(kept), prompt, steps=2), bare)  # nothing stuck
+
+
+def unfolded_twin(kept: Any, record: Any) -> Any:
+    """The foreign MODEL of a folded file with the fold taken out of its weights."""
+    from moss_fp16_pack.fold.weights import unfold_tensor
+    from moss_fp16_pack.nodes.tree import arch_of
+
+    twin = comfy.sd.load_diffusion_model(str(kept.cached_patcher_init[1][0]), {"dtype": torch.float32})
+    twin.set_model_compute_dtype(torch.float32)
+    tree = twin.model.diffusion_model
+    with torch.no_grad():
+        for name, weight in tree.named_parameters():
+            weight.copy_(unfold_tensor(name, weight, arch_of(tree), record.factors))
+    return twin
+
+
+def test_the_table_of_patches_stays_clean() -> None:
+    """Clones of clones hold each adapter once, a second fix takes the scaling off, and the stock MODEL has none."""
+    kept = load("hot_fp16fix", "fp32", unfold=False)
+    file = adapter("lora", kept)
+    model = fixed(kept)
+    for _ in range(4):
+        model = with_adapter(model, file, 0.3).clone()
+    key = PREFIX + "video_embedder.weight"
+    assert isinstance(model.patches, FoldedPatches)
+    assert len(model.patches.get(key, [])) == 4
+    assert len(model.patches[key]) == 12
+    again = fixed(model)
+    assert len(again.patches.get(key, [])) == 4
+    assert type(kept.patches) is dict and not kept.patches
+    assert not kept.callbacks.get("on_clone")
+    plain = PREFIX + "layers.1.proj.q.weight"
+    assert not any(isinstance(patch[1], RowScale) for patch in model.patches[plain])
+
+
+def test_a_merge_of_two_kept_folds() -> None:
+    """Merging is left to ComfyUI: two files that carry the same fold merge into one that carries it."""
+    from comfy_extras.nodes_model_merging import ModelMergeSimple
+
+    prompt = conditioning("hot")
+    one, other = load("hot_fp16fix", "fp32", unfold=False), load("warm_fp16fix", "fp32", unfold=False)
+    expected = sample(fixed(ModelMergeSimple().merge(one, other, 0.5)[0]), prompt, steps=2)
+    out = sample(ModelMergeSimple().merge(fixed(one), fixed(other), 0.5)[0], prompt, steps=2)
+    assert torch.equal(out, expected)
+    plain = [load(name, "fp32", unfold=True) for name in ("hot_fp16fix", "warm_fp16fix")]
+    assert rel(expected, sample(ModelMergeSimple().merge(*plain, 0.5)[0], prompt, steps=2)) < 1e-3
+
+
+def test_saving_a_kept_fold_with_an_adapter() -> None:
+    """What is saved is the fold of the patched weights, whether it was sampled before or not."""
+    from pathlib import Path
+
+    import folder_paths
+    from comfy_extras.nodes_model_merging import ModelSave
+    from safetensors.torch import load_file
+
+    kept, unfolded = load("hot_fp16fix", "fp32", unfold=False), load("hot_fp16fix", "fp32", unfold=True)
+    file = adapter("lora", kept)
+    sample(with_adapter(unfolded, file, 0.3), conditioning("hot"), steps=1)
+    expected = loaded_weights(unfolded)
+    record = source_of(kept).record
+    model = with_adapter(fixed(kept), file, 0.3)
+    ModelSave().save(model, "diffusion_models/kept_test")
+    (saved,) = Path(folder_paths.get_output_directory(), "diffusion_models").glob("kept_test*")
+    found = load_file(saved)
+    saved.unlink()
+    arch = handle_of(model).arch  # type: ignore[union-attr]
+    assert record is not None
+    for key, weight in expected.items():
+        if key != "rope.bands":
+            folded = fold_tensor(key, weight, arch, record.factors)
+            assert torch.equal(found[f"model.diffusion_model.{key}"].float(), folded), key
+
+
+@pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
+@pytest.mark.parametrize("kind", ["lora", "lokr", "loha"])
+def test_bypass_mode(make: Any, kind: str) -> None:
+    """An adapter that adds to a module's output stands outside its forward; the factor goes on last all the same."""
+    prompt, plain = conditioning("hot"), make("hot", "fp32")
+    file = adapter(kind, plain)
+
+    def bypass(model: Any) -> Any:
+        return comfy.sd.load_bypass_lora_for_models(model, None, dict(file), 0.7, 0)[0]
+
+    bare = sample(plain, prompt, steps=2)
+    expected = sample(bypass(plain), prompt, steps=2)
+    assert rel(expected, bare) > 1e-3
+    for model in (bypass(fixed(plain, fix="online", c=1 / 16)), fixed(bypass(plain), fix="online", c=1 / 16)):
+        assert torch.equal(sample(model, prompt, steps=2), expected)
+        assert report(model)["self_check"]["result"] in ("passed", "remembered")
+    assert torch.equal(sample(plain, prompt, steps=2), bare)
+
+
+def test_bypass_mode_on_a_kept_fold_is_refused() -> None:
+    kept = load("hot_fp16fix", "fp32", unfold=False)
+    file = adapter("lora", kept)
+    model = comfy.sd.load_bypass_lora_for_models(fixed(kept), None, dict(file), 0.7, 0)[0]
+    with pytest.raises(MossError, match=r"bypass mode adds to video_embedder.*unfold = auto"):
+        sample(model, conditioning("hot"), steps=1)
+    inside = {k: v for k, v in file.items() if ".proj.q." in k}
+    model = comfy.sd.load_bypass_lora_for_models(fixed(kept), None, inside, 0.7, 0)[0]
+    sample(model, conditioning("hot"), steps=1)
+
+
+def test_a_patch_of_another_pack_on_a_writer() -> None:
+    """Something wraps the embedder after the fix and adds to its output at the stream's own scale."""
+    prompt = conditioning("hot")
+    for make in CLASSES.values():
+        plain = make("hot", "fp32")
+
+        def add(model: Any) -> Any:
+            model = model.clone()
+            name = "diffusion_model.video_embedder.forward"
+            inner = model.get_model_object(name)
+            model.add_object_patch(name, lambda x: inner(x) + 100.0)
+            return model
+
+        expected = sample(add(plain), prompt, steps=2)
+        for model in (add(fixed(plain, fix="online", c=1 / 16)), fixed(add(plain), fix="online", c=1 / 16)):
+            assert torch.equal(sample(model, prompt, steps=2), expected)
+
+
+def test_half_precision(golden: dict[str, Any]) -> None:
+    """The same in fp16, where LoRA and fold meet in practice."""
+    prompt = conditioning("hot")
+    for make in CLASSES.values():
+        file = adapter("lora", make("hot", "fp32"))
+        reference = sample(with_adapter(make("hot", "fp32"), file, 1.0), prompt)
+        out = sample(with_adapter(fixed(make("hot", "fp16")), file, 1.0), prompt)
+        assert rel(out, reference) < 6e-3
