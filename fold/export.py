@@ -242,7 +242,7 @@ def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader) -> Iterator[Dat
         wide = rows.float() if rows.dtype != target and rows.element_size() < 4 else rows
         result = rescale(wide, multiply=multiply, divide=divide, dtype=target)
         _check_values(out, rows, result)
-        yield memoryview(result.contiguous().flatten().view(torch.uint8).numpy())
+        yield result.contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _some_rows(scale: RowScale, first: int, last: int) -> RowScale:

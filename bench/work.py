@@ -1,0 +1,47 @@
+"""Starting workers, and the model files that are measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fold.arch import MossArch
+from fold.demo import demo_arch, write_demo
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+#: Below fp16's range and, folded with c = 1/16, below the counters' threshold, as the real model's stream is.
+PEAK = 2.0**14
+
+
+class WorkerError(RuntimeError):
+    """A worker ended badly; the message ends with its last words."""
+
+
+def worker(name: str, **job: Any) -> dict[str, Any]:
+    """Run bench/workers/<name>.py on a job and return what it answered."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "workers" / f"{name}.py"), json.dumps(job)],
+        cwd=HERE, env=environment, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise WorkerError(f"bench/workers/{name}.py ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def miniature(dim: int, depth: int) -> MossArch:
+    """The real model's proportions: head width 128, ffn 8/3 of the width."""
+    return demo_arch(dim, depth, max(1, dim // 128), text_dim=dim // 2)
+
+
+def model_file(folder: Path, dim: int, depth: int) -> Path:
+    """A miniature checkpoint in bf16, written once per folder."""
+    target = folder / f"moss_{dim}_{depth}.safetensors"
+    if not target.exists():
+        write_demo(target, miniature(dim, depth), peak=PEAK)
+    return target
