@@ -1,0 +1,44 @@
+"""Writes locales/en/nodeDefs.json from a running ComfyUI, so that the page shows what the schemas say.
+
+python tests/tools/english_locale.py http://127.0.0.1:8188
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from typing import Any
+
+from repo import ROOT
+
+TARGET = ROOT / "locales" / "en" / "nodeDefs.json"
+
+
+def node_defs(info: dict[str, Any]) -> dict[str, Any]:
+    """The locale table of this pack's nodes, from /object_info."""
+    return {name: node_def(node) for name, node in sorted(info.items()) if name.startswith("MossFP16")}
+
+
+def node_def(node: dict[str, Any]) -> dict[str, Any]:
+    inputs = {**node["input"].get("required", {}), **node["input"].get("optional", {})}
+    tooltips = node.get("output_tooltips") or [None] * len(node["output_name"])
+    return {
+        "display_name": node["display_name"],
+        "description": node["description"],
+        "inputs": {name: {"name": name, "tooltip": spec[1]["tooltip"]} for name, spec in inputs.items()},
+        "outputs": {
+            str(i): {"name": name, **({"tooltip": tip} if tip else {})}
+            for i, (name, tip) in enumerate(zip(node["output_name"], tooltips, strict=True))
+        },
+    }
+
+
+def main(url: str) -> None:
+    with urllib.request.urlopen(f"{url.rstrip('/')}/object_info", timeout=60) as answer:
+        info = json.load(answer)
+    TARGET.write_text(json.dumps(node_defs(info), indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
