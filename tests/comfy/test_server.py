@@ -19,6 +19,9 @@ NODES = (
     "MossFP16Loader",
     "MossFP16Fix",
     "MossFP16Report",
+    "MossFP16Probe",
+    "MossFP16Export",
+    "MossFP16Compare",
     "MossFP16LoadConditioning",
     "MossFP16SaveConditioning",
 )

@@ -43,6 +43,7 @@ def to_api(ui: Json, schemas: dict[str, Schema]) -> Json:
         values, inputs = list(node["widgets_values"]), {}
         for name, kind, options in schemas[node["type"]]:
             if is_widget(kind, options):
+                assert values, f"{node['type']} has no value for {name}: run tests/tools/refresh_workflows.py"
                 inputs[name] = values.pop(0)
                 if options.get("control_after_generate"):
                     values.pop(0)
