@@ -160,7 +160,7 @@ def test_on_a_fold_that_is_kept(make: Any, kind: str, name: str) -> None:
     record = source_of(kept).record
     assert record is not None
     if make is stock:
-        pairs = {k: v for k, v in file.items()}  # the foreign class has fused qkv: compare with its own unfolded twin
+        pairs = file  # the foreign class has fused qkv: compare with its own unfolded twin
         reference_model = unfolded_twin(kept, record)
     else:
         pairs, reference_model = file, unfolded
