@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
 import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import comfy.model_detection
@@ -32,13 +38,13 @@ def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "",
     """
     with open_checkpoint(path) as checkpoint:
         chosen = compute_dtype(dtype, checkpoint)
-        weights = checked_weights(checkpoint, unfold)
-        model = None if engine == "builtin" else load_native(weights, chosen, checkpoint, disable_dynamic)
-        if model is None and engine == "native":
-            raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
-        if model is None:
-            model = load_builtin(weights, chosen, checkpoint, parse_rules(rules), disable_dynamic)
-        record = checkpoint.record
+        weights, record = ready_weights(checkpoint, unfold), checkpoint.record
+        with finite(checkpoint, weights):
+            model = None if engine == "builtin" else load_native(weights, chosen, checkpoint, disable_dynamic)
+            if model is None and engine == "native":
+                raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
+            if model is None:
+                model = load_builtin(weights, chosen, checkpoint, parse_rules(rules), disable_dynamic)
     if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
         model.set_model_compute_dtype(chosen)
     model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine, rules))
@@ -56,18 +62,45 @@ def compute_dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
     return torch.bfloat16 if mm.should_use_bf16(device) else torch.float32
 
 
-def checked_weights(checkpoint: Checkpoint, unfold: bool) -> dict[str, torch.Tensor]:
-    """Bare-key weights, memory-mapped but for the few that an unfold changes; NaN or infinity is refused by name."""
-    weights = checkpoint.state_dict()
+def ready_weights(checkpoint: Checkpoint, unfold: bool) -> dict[str, torch.Tensor]:
+    """Bare-key weights, memory-mapped but for the few that an unfold changes."""
+    weights, record = checkpoint.state_dict(), checkpoint.record
+    if unfold and record is not None:
+        for name in filter(checkpoint.is_plain, checkpoint.names()):
+            weights[name] = unfold_tensor(name, weights[name], checkpoint.arch, record.factors)
+    return weights
+
+
+@contextlib.contextmanager
+def finite(checkpoint: Checkpoint, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Refuses NaN and infinity by name when the block ends.
+
+    The look at every weight goes on in a thread while ComfyUI builds the model in the block: it brings the file into
+    memory for both, and costs next to nothing on top of the copying.
+    """
+    stop = threading.Event()
+    # the thread gets the context too, since ComfyUI's progress bar asks it which node is running
+    look = functools.partial(contextvars.copy_context().run, check_weights, checkpoint, dict(weights), stop)
+    with ThreadPoolExecutor(1, "moss-weights") as thread:
+        found = thread.submit(look)
+        try:
+            yield
+        except BaseException:
+            stop.set()
+            raise
+        found.result()
+
+
+def check_weights(checkpoint: Checkpoint, weights: dict[str, torch.Tensor], stop: threading.Event) -> None:
+    """Raises MossError for the first weight that holds NaN or infinity."""
     bar = comfy.utils.ProgressBar(len(weights))
-    for name in checkpoint.names():
+    for name, weight in weights.items():
+        if stop.is_set():
+            return
         if checkpoint.is_plain(name):
-            check_finite(name, weights[name], checkpoint.where)
-            if unfold and checkpoint.record is not None:
-                weights[name] = unfold_tensor(name, weights[name], checkpoint.arch, checkpoint.record.factors)
+            check_finite(name, weight, checkpoint.where)
         bar.update(1)
         mm.throw_exception_if_processing_interrupted()
-    return weights
 
 
 def load_native(
