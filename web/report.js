@@ -80,14 +80,11 @@ function schemaVersion(schema) {
 
 const sum = (blocks, field) => blocks.reduce((total, block) => total + block[field], 0)
 
-/** The block nearest to overflow: the first of the largest peak, the first that overflowed before all others. */
+/** The block nearest to overflow: the first of the largest peak. Of several that overflowed, where it began. */
 export function nearest(blocks) {
   let worst = null
   for (const block of blocks) {
-    if (block.maxAbs === null) continue
-    const ahead = worst === null || block.maxAbs > worst.maxAbs
-    const tied = worst !== null && block.maxAbs === worst.maxAbs && block.nonFinite > worst.nonFinite
-    if (ahead || tied) worst = block
+    if (block.maxAbs !== null && (worst === null || block.maxAbs > worst.maxAbs)) worst = block
   }
   return worst
 }

@@ -131,7 +131,8 @@ export function remarks(view, t) {
   const report = view.report
   if (view.error) lines.push(t("remark.error", { error: view.error }))
   if (!report) return lines
-  if (report.selfCheck?.result && !/^(ok|pass|passed)$/i.test(report.selfCheck.result)) {
+  // The server's own sentence about it is among the warnings.
+  if (report.selfCheck?.result === "failed" && report.warnings.length === 0) {
     lines.push(t("remark.selfCheck", { result: report.selfCheck.result, detail: report.selfCheck.detail }))
   }
   return [...lines, ...report.warnings]

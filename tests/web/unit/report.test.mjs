@@ -84,10 +84,10 @@ test("nothing of any shape throws", () => {
   }
 })
 
-test("the nearest block is the largest peak, and an overflow with the most non-finite values first", () => {
+test("the nearest block is the largest peak; of several that overflowed, the first", () => {
   const of = (...blocks) => nearest(shown(report({ blocks })).blocks)?.name
   assert.equal(of(block("a", 5), block("b", 9), block("c", 9)), "b")
-  assert.equal(of(block("a", null, { non_finite: 2 }), block("b", null, { non_finite: 3 })), "b")
+  assert.equal(of(block("a", null, { non_finite: 2 }), block("b", null, { non_finite: 3 })), "a")
   assert.equal(of(), undefined)
 })
 
@@ -118,6 +118,15 @@ test("states in words", () => {
   assert.equal(say({ phase: "failed" }), "failed at step 3 of 8")
   assert.equal(say({ phase: "interrupted" }), "interrupted at step 3 of 8")
   assert.equal(say({ phase: "idle", report: null }), "idle")
+})
+
+test("remarks: warnings, and a failed self-check that has no warning of its own", () => {
+  const say = (rest) => words.remarks(view({ report: shown(report(rest)) }), t)
+  const failed = { result: "failed", detail: "layers.0 of another pack" }
+  assert.deepEqual(say({ self_check: { result: "passed", detail: null } }), [])
+  assert.deepEqual(say({ self_check: { result: "remembered" } }), [])
+  assert.deepEqual(say({ self_check: failed }), ["Self-check: failed layers.0 of another pack"])
+  assert.deepEqual(say({ self_check: failed, warnings: ["said"] }), ["said"])
 })
 
 test("text from outside is one bounded line", () => {
