@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import ops
 from .arch import MossArch
+from .modules import JointBlock, Maker, PlainLayers, Rope, TextEmbedder
 from .saturation import Observer
 from .stream import BlockScale, StreamPlan
 
@@ -264,85 +265,6 @@ def _clamp(x: Tensor, layer: int, run: Run) -> Tensor:
     return x.clamp_(-limit, limit)
 
 
-class _Operations:
-    """The layer classes MossDiT is built from when no runtime brings its own."""
-
-    Linear = ops.Linear
-    RMSNorm = ops.RMSNorm
-
-
-class TextBlock(nn.Module):
-    """Parameters of one text refiner block."""
-
-    def __init__(self, arch: MossArch, new: _Maker):
-        super().__init__()
-        d, f = arch.dim, arch.text_ffn_dim
-        self.norm1, self.norm2 = new.norm(d), new.norm(d)
-        self.q_norm, self.k_norm = new.norm(arch.head_dim), new.norm(arch.head_dim)
-        self.qkv, self.proj = new.linear(d, 3 * d), new.linear(d, d)
-        self.ffn_gate, self.ffn_up, self.ffn_down = new.linear(d, f), new.linear(d, f), new.linear(f, d)
-
-
-class Projections(nn.Module):
-    """The big matrices of one joint block, none with a bias."""
-
-    def __init__(self, arch: MossArch, new: _Maker, fused: bool):
-        super().__init__()
-        d, f = arch.dim, arch.ffn_dim
-        if fused:
-            self.qkv = new.linear(d, 3 * d, bias=False)
-        else:
-            self.q, self.k, self.v = (new.linear(d, d, bias=False) for _ in "qkv")
-        self.o = new.linear(d, d, bias=False)
-        self.ffn_up_gate = new.linear(d, 2 * f, bias=False)
-        self.ffn_down = new.linear(f, d, bias=False)
-
-
-class JointBlock(nn.Module):
-    """Parameters of one joint block."""
-
-    def __init__(self, arch: MossArch, new: _Maker, fused: bool):
-        super().__init__()
-        self.norm1, self.norm2 = new.norm(arch.dim), new.norm(arch.dim)
-        self.q_norm, self.k_norm = new.norm(arch.head_dim), new.norm(arch.head_dim)
-        self.proj = Projections(arch, new, fused)
-
-
-class TextEmbedder(nn.Module):
-    """Context projection and the text refiner."""
-
-    def __init__(self, arch: MossArch, new: _Maker):
-        super().__init__()
-        self.proj = new.linear(arch.text_dim, arch.dim)
-        self.blocks = nn.ModuleList(TextBlock(arch, new) for _ in range(arch.text_blocks))
-
-
-class Rope(nn.Module):
-    """Holds the checkpoint's `rope.bands`; the forward derives them anew, in fp32, since the file may lack them."""
-
-    def __init__(self, arch: MossArch, device: torch.device | None):
-        super().__init__()
-        self.register_buffer("bands", ops.rope_bands(arch.head_dim, arch.rope_base, device or torch.device("cpu")))
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """Builds layers of one family, device and dtype; norms are always fp32 (see `dtypes.stored_dtype`)."""
-
-    operations: Any
-    eps: float
-    device: torch.device | None
-    dtype: torch.dtype | None
-
-    def linear(self, inputs: int, outputs: int, bias: bool = True) -> nn.Module:
-        layer: nn.Module = self.operations.Linear(inputs, outputs, bias=bias, device=self.device, dtype=self.dtype)
-        return layer
-
-    def norm(self, dim: int) -> nn.Module:
-        layer: nn.Module = self.operations.RMSNorm(dim, eps=self.eps, device=self.device, dtype=torch.float32)
-        return layer
-
-
 class MossDiT(nn.Module):
     """The built-in class: parameters under the official names, forward by `run_dit`.
 
@@ -357,11 +279,11 @@ class MossDiT(nn.Module):
         fused: bool = False,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
-        operations: Any = _Operations,
+        operations: Any = PlainLayers,
     ):
         super().__init__()
         self.arch, self.fused, self.dtype = arch, fused, dtype
-        new = _Maker(operations, arch.eps, device, dtype)
+        new = Maker(operations, arch.eps, device, dtype)
         wide = dataclasses.replace(new, dtype=torch.float32)
         self.video_embedder = new.linear(arch.latent_channels, arch.dim)
         self.text_embedder = TextEmbedder(arch, new)
