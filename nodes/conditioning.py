@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from ..fold.checkpoint import check_finite
 from ..fold.errors import MossError
 from ..fold.files import save_tensors
-from ..fold.header import read_header
+from ..fold.header import clip, read_header
 from .schema import CATEGORY
 
 FOLDER = "moss_conditioning"
@@ -119,6 +119,7 @@ def conditioning_files() -> list[str]:
         for root, mark in places
         if root.is_dir()
         for file in sorted(root.rglob("*" + EXTENSION))
+        if file.resolve().is_relative_to(root.resolve())
     ]
 
 
@@ -131,13 +132,19 @@ def _saved_folder() -> Path:
 
 def conditioning_path(name: str) -> Path:
     """The file of a list entry. Raises MossError for anything outside the two folders, links out of them included."""
-    inside = name.removeprefix(OUTPUT_MARK)
+    inside, shown = name.removeprefix(OUTPUT_MARK), clip(name)
     root = (_saved_folder() if name.startswith(OUTPUT_MARK) else Path(folder_paths.get_input_directory())).resolve()
-    file = (root / inside).resolve()
-    if not inside or Path(inside).is_absolute() or ".." in Path(inside).parts or not file.is_relative_to(root):
-        raise MossError(f"{name!r} is not inside ComfyUI's input folder: conditioning is only read from there.")
-    if file.suffix != EXTENSION or not file.is_file():
-        raise MossError(f"There is no conditioning file {name!r} in ComfyUI's input folder.")
+    try:
+        file = (root / inside).resolve()
+        within = inside and not Path(inside).is_absolute() and ".." not in Path(inside).parts
+        within = within and file.is_relative_to(root)
+        there = within and file.suffix == EXTENSION and file.is_file()
+    except (OSError, ValueError):  # too long, a NUL, half a character
+        raise MossError(f"{shown!r} is no file name.") from None
+    if not within:
+        raise MossError(f"{shown!r} is not inside ComfyUI's input folder: conditioning is only read from there.")
+    if not there:
+        raise MossError(f"There is no conditioning file {shown!r} in ComfyUI's input folder.")
     return file
 
 

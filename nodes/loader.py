@@ -9,6 +9,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..fold.errors import MossError
+from ..fold.header import clip
 from .attach import apply_fix
 from .load import load_moss
 from .schema import CATEGORY, compute_dtype_input, fix_inputs
@@ -106,7 +107,7 @@ def _hf_folders() -> list[str]:
 def model_path(name: str) -> str:
     """The path of a name from the list. Raises MossError for any other name (nothing outside the folders is opened)."""
     if name not in model_names():
-        raise MossError(f"{name} is not among the models of this ComfyUI: press R to refresh the list.")
+        raise MossError(f"{clip(name)} is not among the models of this ComfyUI: press R to refresh the list.")
     folder, _, rest = name.partition("/")
     if folder == "diffusers" and rest in _hf_folders():
         return next(

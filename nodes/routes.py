@@ -48,7 +48,10 @@ def _bad_workflow(request: web.Request) -> web.Response | None:
 
 
 def _json(value: object, status: int = 200) -> web.Response:
-    text = json.dumps(value, allow_nan=False)
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text, status = json.dumps({"error": "A report holds a number that JSON does not know."}), 500
     if len(text) > MAX_BYTES:
         text, status = json.dumps({"error": "The reports are too large to send at once: ask for one node."}), 413
     return web.Response(
