@@ -113,8 +113,10 @@ def modulated_norm(
     norm: nn.Module, x: Tensor, unscale: float, scale: Tensor, shift: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """rms(x) * (1 + scale) + shift in fp32, rounded once to `dtype`. See `plain_norm` for unscale."""
-    y = plain_norm(norm, x, unscale, torch.float32)
-    return torch.addcmul(shift, y, 1.0 + scale).to(dtype)
+    y, factor = plain_norm(norm, x, unscale, torch.float32), 1.0 + scale
+    if dtype == y.dtype or (torch.is_grad_enabled() and (y.requires_grad or factor.requires_grad)):
+        return torch.addcmul(shift, y, factor).to(dtype)
+    return torch.addcmul(shift, y, factor, out=torch.empty_like(y, dtype=dtype))  # without an fp32 copy in between
 
 
 def plain_norm(norm: nn.Module, x: Tensor, unscale: float, dtype: torch.dtype) -> Tensor:
@@ -123,8 +125,10 @@ def plain_norm(norm: nn.Module, x: Tensor, unscale: float, dtype: torch.dtype) -
     rms(c x) with eps c^2 is rms(x) with eps, so dividing by c leaves the module's own eps exact and nothing to patch;
     for a power of two the division is exact, which is what makes the folded fp32 output bit-equal.
     """
-    wide = x.float()
-    if unscale != 1.0:
-        wide = wide * unscale
+    if unscale == 1.0:
+        wide = x.float()
+    else:
+        # an fp32 tensor, not a number: one pass that widens and scales, and nothing is rounded to x's dtype
+        wide = x * x.new_full((1,), unscale, dtype=torch.float32)
     y: Tensor = norm(wide)
     return y.to(dtype)

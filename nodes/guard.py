@@ -71,6 +71,7 @@ class ModelCall:
                 live.notice(handle, run, "non_finite", "error", sentence)
                 return out
             handle.rung = rung
+            run.counters.alert()
             out = call.compute()
             if not call.is_bad(out):
                 break
@@ -125,6 +126,7 @@ class ModelCall:
             f"The fold was left off: the same call at c and c/2 differed by {difference:.1e}, so something else writes "
             f"to the stream ({who}). The run went on with {handle.rung.label}."
         )
+        run.counters.alert()
         run.checked("failed", difference, who)
         run.warn(sentence)
         live.notice(handle, run, "self_check", "warn", sentence)

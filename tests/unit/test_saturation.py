@@ -178,3 +178,52 @@ def test_report_numbers() -> None:
     report = Report("n", "online", "builtin", "fp16", "fp16", {}, rows, extra={"state": "done"}).to_json()
     assert report["schema"] == "moss_fp16.report/1"
     assert report["state"] == "done"
+
+
+class Arrived:
+    """A copy that is there at once."""
+
+    def __init__(self, peaks: Tensor) -> None:
+        self.peaks = peaks.tolist()
+
+    def arrived(self) -> list[float]:
+        return self.peaks
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting as on a GPU: no branch on values, the peaks of the calls before are known."""
+    monkeypatch.setattr(saturation, "_cheap_branch", lambda x: False)
+    monkeypatch.setattr(saturation, "peak_copy", Arrived)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_quiet_site_is_not_counted_on_a_device_and_its_peak_still_tells() -> None:
+    watch = counters()
+    for values in ([10.0, 5000.0], [5000.0, 6000.0]):
+        watch.stream(0, torch.tensor(values[:1]))
+        watch.stream(1, torch.tensor([*values, -5000.0]))
+        watch.commit()
+    first, second = watch.read()
+    assert first == BlockStats("a", 5000.0, 1, 0, 0, 0)
+    assert second == BlockStats("b", 6000.0, 5, 0, 0, 0)
+    watch.stream(0, torch.tensor([5000.0, 5000.0]))  # no longer quiet
+    watch.commit()
+    assert watch.read()[0].over == 3
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("bad", [INF, NAN, 65504.0])
+def test_a_quiet_site_that_goes_bad_is_seen_in_the_same_call(bad: float) -> None:
+    watch = counters()
+    watch.stream(0, torch.tensor([1.0]))
+    watch.commit()
+    watch.stream(0, torch.tensor([bad, bad]))
+    assert bool(watch.bad_flag())
+    row = watch.read_call()[0]
+    assert (row.saturated, row.non_finite) == ((1, 0) if math.isfinite(bad) else (0, 1))
+    watch.drop()
+    watch.alert()
+    watch.stream(0, torch.tensor([bad, bad]))
+    row = watch.read_call()[0]
+    assert (row.saturated, row.non_finite) == ((2, 0) if math.isfinite(bad) else (0, 2))
