@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -52,16 +53,21 @@ def write_sparse(target: Path, arch: MossArch) -> int:
 
 
 def write_noise(target: Path, nbytes: int) -> int:
-    """A checkpoint of about this size with real content: blocks of the 5B's shapes, all of the same random numbers."""
-    block = 2 * (4 * 3072 * 3072 + 3 * 8192 * 3072)
-    arch = MossArch(3072, max(1, round(nbytes / block)), 24, 8192, 64, 2, 64, 128, 256)
+    """A checkpoint of about this size with blocks of the 5B's shapes."""
+    block = 2 * (4 * REAL.dim**2 + 3 * REAL.ffn_dim * REAL.dim)
+    depth = max(1, round(nbytes / block))
+    return write_checkpoint(target, replace(REAL, depth=depth, text_dim=64, text_ffn_dim=64))
+
+
+def write_checkpoint(target: Path, arch: MossArch) -> int:
+    """A checkpoint with real content, quickly: every tensor has the same random numbers. Its size in bytes."""
     listed = entries(arch)
     noise = torch.randn(max(n for *_, n in listed) // 2, generator=torch.Generator().manual_seed(0)).bfloat16()
     data = memoryview(noise.view(torch.uint8).numpy())
     with target.open("wb") as stream:
         stream.write(header_bytes(listed, {"title": "noise"}))
-        for *_, count in listed:
-            stream.write(data[:count])
+        for _, kind, _, count in listed:
+            stream.write(bytes(count) if kind == "F32" else data[:count])
         return stream.tell()
 
 
