@@ -80,7 +80,8 @@ def title(report: Mapping[str, Any], bars: Sequence[Bar]) -> str:
     if worst is None:
         return f"{mode}: no peaks were measured"
     if worst.peak == math.inf:
-        return f"{mode}: {worst.name} overflowed, values are not finite"
+        more = sum(bar.peak == math.inf for bar in bars) - 1
+        return f"{mode}: {worst.name}{f' and {more} more' if more else ''} overflowed, values are not finite"
     if worst.peak == 0:
         return f"{mode}: every block's peak is 0"
     stream = str(report.get("stream_dtype", ""))

@@ -41,6 +41,7 @@ export const ENGLISH = Object.freeze({
   "headline.headroom": "{block} peaks {peak} · {bits} bits of headroom",
   "headline.saturated": "{block} peaks {peak} · no headroom: at the fp16 maximum",
   "headline.overflow": "{block} overflowed: values that are not finite",
+  "headline.overflowMany": "{block} and {n} more overflowed: values that are not finite",
   "headline.wide": "{block} peaks {peak} · stream is {dtype}, {bits} bits under the fp16 maximum",
   "headline.wideOver": "{block} peaks {peak} · stream is {dtype}, {bits} bits above the fp16 maximum",
   "headline.zero": "Every block's peak is 0",

@@ -80,7 +80,7 @@ function schemaVersion(schema) {
 
 const sum = (blocks, field) => blocks.reduce((total, block) => total + block[field], 0)
 
-/** The block nearest to overflow: the first of the largest peak. Of several that overflowed, where it began. */
+/** The block nearest to overflow: the first of the largest peak, or the first that overflowed. */
 export function nearest(blocks) {
   let worst = null
   for (const block of blocks) {

@@ -22,7 +22,10 @@ export function headline(report, t, running = false) {
   const block = report.peak
   if (!block) return report.blocks.length === 0 ? "" : t("headline.noPeaks")
   const values = { block: block.name, peak: format.peak(block.maxAbs) }
-  if (block.maxAbs === Infinity) return t("headline.overflow", values)
+  if (block.maxAbs === Infinity) {
+    const more = report.blocks.filter((b) => b.maxAbs === Infinity).length - 1
+    return more > 0 ? t("headline.overflowMany", { ...values, n: more }) : t("headline.overflow", values)
+  }
   if (block.maxAbs === 0) return t(running ? "headline.later" : "headline.zero")
   const bits = headroomBits(block.maxAbs)
   if (!report.limited) {

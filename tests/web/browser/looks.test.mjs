@@ -25,7 +25,7 @@ const CASES = {
 const HEADLINES = {
   fixed: "layer.22 peaks 3904 · 4.1 bits of headroom",
   rescued: "layer.22 peaks 3.1e4 · 1.1 bits of headroom",
-  overflow: "layer.14 overflowed: values that are not finite",
+  overflow: "layer.14 and 16 more overflowed: values that are not finite",
 }
 
 /** Colours of an element against the panel's ground: the WCAG contrast. */

@@ -91,6 +91,11 @@ test("the nearest block is the largest peak; of several that overflowed, the fir
   assert.equal(of(), undefined)
 })
 
+test("several blocks that overflowed are counted", () => {
+  const r = shown(report({ blocks: [block("layer.0", 5), block("layer.1", null), block("layer.2", null), block("layer.3", null)] }))
+  assert.equal(words.headline(r, t), "layer.1 and 2 more overflowed: values that are not finite")
+})
+
 test("what was done about it", () => {
   const say = (rest) => words.action(shown(report(rest)), t)
   const rescue = { step: 4, sigma: 0.5, rung: "c 1/32", reason: "layer.22 saturated" }
