@@ -154,6 +154,10 @@ class Counters(Observer):
             if self._news is None and not torch.compiler.is_compiling():
                 self._news = peak_copy(self.peak)
 
+    def saw_anything(self) -> bool:
+        """Whether the call in progress ran any block at all (a wait for the device)."""
+        return self._device is not None and not bool((self.call_peak == 0).all())
+
     def bad_flag(self) -> Tensor:
         """A 0-dim bool tensor: this call saturated or was not finite somewhere. Reading it is the caller's one sync."""
         if self._device is None:

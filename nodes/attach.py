@@ -23,7 +23,7 @@ from .native import PATCHES, patch_native
 from .sampling_run import SamplingRun
 from .selfcheck import cell_contents
 from .settings import FixOptions
-from .tree import ROOT, arch_of, compute_dtype_of, moss_tree
+from .tree import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tree
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,12 @@ def apply_fix(
         notes=notes,
         extra=extra,
     )
+    handle.manageable = is_manageable(tree)
+    if path == "managed" and not handle.manageable:
+        raise MossError(
+            f"This MOSS-Image class ({type(tree).__name__}) is built otherwise than the managed path knows, so only "
+            "fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp can run on it."
+        )
     for sentence in notes:
         log.warning(sentence)
     if dtype is not None and options.rules:

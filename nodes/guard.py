@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from ..fold.report import Rescue
@@ -72,8 +73,9 @@ class ModelCall:
                 return out
             handle.rung = rung
             run.counters.alert()
-            out = call.compute()
-            if not call.is_bad(out):
+            again = call.again()
+            out = out if again is None else again
+            if again is not None and not call.is_bad(out):
                 break
             evidence = evidence_of(run.counters.read_call(), None)
         run.rescues.append(Rescue(run.step + 1, call.sigma, handle.rung.label, first))
@@ -95,19 +97,25 @@ class ModelCall:
         if call.is_bad(out):
             return out  # out of range: the two sides would differ for that reason alone
         difference = self._compare(call, run, out)
+        if difference is None:
+            return out
         if difference <= selfcheck.BOUND:
             selfcheck.remember(key)
             run.checked("passed", difference)
             return out
         return self._distrust(call, run, difference)
 
-    def _compare(self, call: _Call, run: Run, out: Tensor) -> float:
-        """How far the same call at c/2 is from `out`. The rung, the counters and the norms' eps end as they were."""
+    def _compare(self, call: _Call, run: Run, out: Tensor) -> float | None:
+        """How far the same call at c/2 is from `out`; None where the model could not be asked again.
+
+        The rung, the counters and the norms' eps end as they were.
+        """
         handle, counted, chosen = self.handle, run.counters, self.handle.rung
         run.counters = Counters(counted.names, counted.threshold)  # the second call is not part of the run
         handle.rung = replace(chosen, plan=chosen.plan.halved())
         try:
-            return selfcheck.disagreement(out, call.compute(), call.x)
+            other = call.again()
+            return None if other is None else selfcheck.disagreement(out, other, call.x)
         finally:
             run.counters, handle.rung = counted, chosen
             call.settle()
@@ -145,6 +153,10 @@ _COND_FAULT = (
 )
 
 
+_POSITIONAL = ("c_concat", "c_crossattn", "control", "transformer_options")
+_OPTIONS = _POSITIONAL.index("transformer_options")
+
+
 class _Call:
     """One model call that can be computed again on another rung."""
 
@@ -154,7 +166,7 @@ class _Call:
         self.handle, self.executor, self.x, self.t, self.args, self.kwargs = handle, executor, x, t, args, kwargs
         self.base = executor.class_obj
         # apply_model(x, t, c_concat, c_crossattn, control, transformer_options, **conds): named or by position
-        named = dict(zip(("c_concat", "c_crossattn", "control", "transformer_options"), args, strict=False)) | kwargs
+        named = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
         self.options: dict[str, Any] = named.pop("transformer_options", None) or {}
         self.control = named.pop("control", None)
         self.conds = named
@@ -171,7 +183,9 @@ class _Call:
 
     @property
     def manageable(self) -> bool:
-        """Whether the managed forward can run this call."""
+        """Whether the managed forward can run this call, and this class."""
+        if not self.handle.manageable:
+            return False
         rest = {k: v for k, v in self.conds.items() if k not in ("c_crossattn", "c_concat")}
         if self.conds.get("c_concat") is not None:
             return False
@@ -199,6 +213,29 @@ class _Call:
             out: Tensor = self.executor(self.x, self.t, *self.args, **self.kwargs)
         return out
 
+    def again(self) -> Tensor | None:
+        """Run it once more, past whatever would answer for the model; None where that is not possible.
+
+        Step caches (EasyCache and its like) wrap the diffusion model and know a call by its sigma: asked again, they
+        give the result that was just found wanting, or compare it with itself.
+        """
+        for bare in (False, True):
+            if bare:
+                self._leave_out_wrappers()
+            out = self.compute()
+            if self.handle.current().counters.saw_anything():
+                return out
+        return None
+
+    def _leave_out_wrappers(self) -> None:
+        """Take the DIFFUSION_MODEL wrappers out of this call (not of the MODEL)."""
+        kept = {k: v for k, v in self.options.get("wrappers", {}).items() if k != WrappersMP.DIFFUSION_MODEL}
+        options = {**self.options, "wrappers": kept}
+        if len(self.args) > _OPTIONS:
+            self.args = (*self.args[:_OPTIONS], options, *self.args[_OPTIONS + 1 :])
+        else:
+            self.kwargs = {**self.kwargs, "transformer_options": options}
+
     def settle(self) -> None:
         """On the native path the norms' eps belongs to the rung; the managed forward wants the stock one."""
         handle = self.handle
@@ -222,6 +259,9 @@ class _Call:
         handle.rung, handle.watch = replace(chosen, managed=True), watch
         try:
             self.compute()
+            if not watch.asked:
+                self._leave_out_wrappers()
+                self.compute()
         finally:
             handle.rung, handle.watch = chosen, None
             run.counters.drop()

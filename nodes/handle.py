@@ -114,6 +114,8 @@ class Handle:
         self.retuned = False
         self.own_dtypes: dict[str, OwnDtype] = {}
         self.last: dict[str, Any] | None = None
+        #: whether our own forward could run this class of MOSS-Image
+        self.manageable = True
         #: paths of writers whose scaling stands outside another pack's forward for the call in progress
         self.covered: frozenset[str] = frozenset()
 
@@ -126,8 +128,8 @@ class Handle:
 
     @property
     def counting(self) -> bool:
-        """Whether the streams are counted: for the panel, and because the guard sees saturation nowhere else."""
-        return self.options.counters or self.options.guard != "off"
+        """Whether the streams are counted: for the panel, and because guard and self-check see no other way."""
+        return self.options.counters or self.options.guard != "off" or self.options.self_check
 
     @property
     def half_stream(self) -> bool:

@@ -46,8 +46,10 @@ class WriterWatch(Observer):
 
     def __init__(self) -> None:
         self.first: str | None = None
+        self.asked = False
 
     def inner(self, kind: str, layer: int, value: Tensor, scale: float) -> None:
+        self.asked = True
         if self.first is not None:
             return
         if kind in ("q", "ffn_up_gate"):

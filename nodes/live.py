@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from ..fold.saturation import BlockStats
 from .dtypes import bypassed
 from .handle import Handle, Run, State
 from .store import STORE
+
+log = logging.getLogger(__name__)
 
 REPORT_EVENT, NOTICE_EVENT = "moss_fp16.report", "moss_fp16.notice"
 SECONDS_BETWEEN = 0.4
@@ -27,10 +30,16 @@ def where_now() -> tuple[str | None, str | None]:
         return prompt_id, None
     for item in list(server.prompt_queue.currently_running.values()):
         if item[1] == prompt_id:
-            workflow = (item[3].get("extra_pnginfo") or {}).get("workflow") or {}
-            found = workflow.get("id") if isinstance(workflow, dict) else None
-            return prompt_id, str(found) if found is not None else None
+            return prompt_id, _workflow_id(item[3])
     return prompt_id, None
+
+
+def _workflow_id(extra_data: Any) -> str | None:
+    """The id in what the page, or a script, sent along with the prompt."""
+    found = extra_data
+    for key in ("extra_pnginfo", "workflow", "id"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def publish(node_id: str, prompt_id: str | None, workflow_id: str | None, report: dict[str, Any]) -> None:
@@ -58,9 +67,13 @@ def notice(handle: Handle, run: Run, kind: str, severity: str, text: str) -> Non
 
 
 def _send(event: str, data: dict[str, Any]) -> None:
+    """To the pages, if there is a server; a server that is going down must not end a run."""
     server = getattr(PromptServer, "instance", None)
     if server is not None:
-        server.send_sync(event, data)
+        try:
+            server.send_sync(event, data)
+        except Exception:
+            log.debug("%s could not be sent.", event, exc_info=True)
 
 
 class LivePanel:

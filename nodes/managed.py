@@ -62,6 +62,8 @@ def _forward(
         raise MossError(problem)
     assert context is not None
     mask = kwargs.get("attention_mask")
+    if problem := wrong_shape(arch, x, context, mask):
+        raise MossError(problem)
     return run_dit(
         tree,
         arch,
@@ -92,6 +94,26 @@ def not_understood(context: Any, control: Any, options: Mapping[str, Any], kwarg
             "fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp."
         )
     return "MOSS-Image needs a text conditioning, but none was given." if context is None else None
+
+
+def wrong_shape(arch: MossArch, x: Tensor, context: Tensor, mask: Tensor | None) -> str | None:
+    """What of a call was made for another model; None where it fits."""
+    if context.dim() != 3 or context.shape[-1] != arch.text_dim:
+        return (
+            f"The conditioning is {list(context.shape)}, but this MOSS-Image takes [batch, tokens, {arch.text_dim}]: "
+            "encode the prompt with MOSS-Image's own text encoder (CLIP Loader, type moss_image)."
+        )
+    if x.dim() != 4 or x.shape[1] != arch.latent_channels:
+        return (
+            f"The latent is {list(x.shape)}, but this MOSS-Image takes [batch, {arch.latent_channels}, height, width]: "
+            "use a FLUX.2 latent (its VAE, or its empty latent node)."
+        )
+    if mask is not None and mask.numel() != mask.shape[0] * context.shape[1]:
+        return (
+            f"The attention_mask is {list(mask.shape)}, but the conditioning has {context.shape[1]} tokens: they must "
+            "come from the same text encode node."
+        )
+    return None
 
 
 def replacements(options: Mapping[str, Any]) -> dict[int, BlockReplacement]:

@@ -51,6 +51,24 @@ def compute_dtype_of(model: Any) -> torch.dtype | None:
     return chosen if chosen is not None else model.model.get_dtype()
 
 
+def is_manageable(tree: nn.Module) -> bool:
+    """Whether a class has every module that the managed forward calls, where it expects it."""
+    text = [f"text_embedder.blocks.0.{name}" for name in ("qkv", "proj", "ffn_gate", "ffn_up", "ffn_down")]
+    joint = [f"layers.0.proj.{name}" for name in ("o", "ffn_up_gate", "ffn_down")]
+    norms = [f"{b}.0.{n}" for b in ("text_embedder.blocks", "layers") for n in ("norm1", "norm2", "q_norm", "k_norm")]
+    head = ["final_norm_video", "final_linear_video", "video_head_modulation", "shared_block_modulation"]
+    entry = ["video_embedder", "text_embedder.proj", "time_embedding.0", "time_embedding.2"]
+    attention = [["layers.0.proj.qkv"], [f"layers.0.proj.{letter}" for letter in "qkv"]]
+
+    def has(paths: list[str]) -> bool:
+        try:
+            return all(callable(tree.get_submodule(path)) for path in paths)
+        except AttributeError:
+            return False
+
+    return has([*text, *joint, *norms, *head, *entry]) and any(has(paths) for paths in attention)
+
+
 def stream_norms(arch: MossArch) -> tuple[str, ...]:
     """Paths of the RMSNorms that read a stream: their eps goes with c^2."""
     text = [f"text_embedder.blocks.{i}.{norm}" for i in range(arch.text_blocks) for norm in ("norm1", "norm2")]

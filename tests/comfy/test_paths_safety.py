@@ -117,13 +117,13 @@ def test_conditioning_files_that_are_damaged(tmp_path: Path) -> None:
 def test_saving_stays_in_the_output_folder(base: Path, prefix: str) -> None:
     """Whatever the prefix is: nothing appears outside, and what is refused is refused in words."""
     output = Path(folder_paths.get_output_directory())
-    before = {p for p in base.parent.glob("*out*")} | set(Path("/tmp").glob("out*"))
+    before = set(base.parent.glob("*out*")) | set(Path("/tmp").glob("out*"))
     conditioning = [[torch.zeros(1, 3, 48), {}]]
     try:
         MossFP16SaveConditioning.execute(conditioning, prefix)
     except Exception as error:
         assert str(error) and "Traceback" not in str(error)
-    after = {p for p in base.parent.glob("*out*")} | set(Path("/tmp").glob("out*"))
+    after = set(base.parent.glob("*out*")) | set(Path("/tmp").glob("out*"))
     assert after == before
     for file in output.rglob("*.safetensors"):
         assert file.resolve().is_relative_to(output.resolve())
