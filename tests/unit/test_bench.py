@@ -91,10 +91,14 @@ def test_plot_and_files(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with Image.open(tmp_path / "growth.png") as image:
         assert image.width == 900
     rows = [Row.of("online", "CPU", Ratio(1.0, 1.0, 1.0, 1), 1.005)]
-    machine = dict.fromkeys(
-        ("cpu", "cores", "cpu_capability", "memory_gib", "gpu", "system", "python", "torch", "load")
-    )
-    found = {"command": "c", "date": "d", "machine": machine, "shapes": ["s"], "skipped": [], "growth": points}
+    found = {
+        "command": "c",
+        "date": "d",
+        "machine": machine.describe() | {"gpu": None},
+        "shapes": ["s"],
+        "skipped": [],
+        "growth": points,
+    }
     write(tmp_path, found, rows)
     assert markdown(rows) in (tmp_path / "bench.md").read_text("utf-8")
     assert json.loads((tmp_path / "bench.json").read_text("utf-8"))["date"] == "d"
