@@ -89,6 +89,18 @@ def golden() -> dict[str, Any]:
     return dict(json.loads((DATA / "expected.json").read_text("utf-8")))
 
 
+@pytest.fixture
+def foreign() -> Iterator[None]:
+    """A MOSS-Image class of ComfyUI's own, as native support would register it (see `foreign_pack`)."""
+    from comfy_runs import foreign_pack, unload
+
+    pack = foreign_pack()
+    pack.register()
+    yield
+    pack.register.undo()
+    unload()
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     """One ComfyUI for the whole session; golden models in diffusion_models, `<model>_case0.safetensors` in input."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.sd
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock, unload
+from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.weights import fold_tensor
 from moss_fp16_pack.nodes.adapters import FoldedPatches, RowScale
@@ -20,13 +19,7 @@ PREFIX = "diffusion_model."
 RANK = 2
 
 
-@pytest.fixture(autouse=True)
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    yield
-    pack.register.undo()
-    unload()
+pytestmark = pytest.mark.usefixtures("foreign")
 
 
 def linears(model: Any) -> dict[str, torch.Size]:

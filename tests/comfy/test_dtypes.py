@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock
+from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.dtypes import InputPolicy, parse_rules
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.nodes.load import load_moss
 from repo import DATA
 
 O_IN_FP32 = "layers.*.proj.o.weight = fp32"
-
-
-@pytest.fixture
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    yield
-    pack.register.undo()
 
 
 def test_latents_are_rounded_at_the_boundary() -> None:

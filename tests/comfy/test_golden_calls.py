@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.model_management
 import pytest
 import torch
-from comfy_runs import fixed, foreign_pack, load, rel, stock
+from comfy_runs import fixed, load, rel, stock
 from repo import DATA
 from safetensors.torch import load_file
 
 MODELS = ("cool", "warm", "hot")
-
-
-@pytest.fixture
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    yield
-    pack.register.undo()
 
 
 def velocity(model: Any, name: str, case: dict[str, Any]) -> torch.Tensor:

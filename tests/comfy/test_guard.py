@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.sample
 import comfy.samplers
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock
+from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold import saturation
 from moss_fp16_pack.nodes import live
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,12 +18,7 @@ FP16_ERROR = 5e-3
 MODELS = {"builtin": load, "foreign": stock}
 
 
-@pytest.fixture(autouse=True)
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    yield
-    pack.register.undo()
+pytestmark = pytest.mark.usefixtures("foreign")
 
 
 @pytest.fixture(params=MODELS)

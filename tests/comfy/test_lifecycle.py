@@ -3,7 +3,7 @@ attribute; and the fixed one computes the same function in every kind of run Com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import comfy.samplers
 import folder_paths
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock, unload
+from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
 from moss_fp16_pack.nodes import selfcheck
 from moss_fp16_pack.nodes.handle import handle_of
 from safetensors.torch import load_file
@@ -22,13 +22,7 @@ FP16_ERROR = 5e-3
 SLG = {"double_layers": "", "single_layers": "1", "start_percent": 0.0, "end_percent": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    yield
-    pack.register.undo()
-    unload()
+pytestmark = pytest.mark.usefixtures("foreign")
 
 
 def marks(model: Any) -> dict[str, Any]:

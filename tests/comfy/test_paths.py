@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock
+from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.errors import MossError
 
 HOT = ("hot", "burst")
-
-
-@pytest.fixture
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    yield
-    pack.register.undo()
 
 
 @pytest.fixture(params=["builtin", "native", "managed"])

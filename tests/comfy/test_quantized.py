@@ -11,7 +11,7 @@ import comfy.sd
 import pytest
 import torch
 from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
-from comfy_runs import DTYPES, conditioning, fixed, foreign_pack, load, rel, report, sample, stock, unload
+from comfy_runs import DTYPES, conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.nodes.load import load_moss
 from raw_files import golden, golden_metadata
 from safetensors.torch import save_file
@@ -33,14 +33,14 @@ FP16_ERROR = 8e-3
 COARSE = {"nvfp4": 0.6}  # 4 bits on golden models of width 64
 
 
+pytestmark = pytest.mark.usefixtures("foreign")
+
+
 @pytest.fixture(autouse=True)
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    with torch.inference_mode():  # as ComfyUI runs every node; a quantized tensor cannot come from outside of it
+def inference() -> Iterator[None]:
+    """As ComfyUI runs every node; a quantized tensor cannot come from outside of it."""
+    with torch.inference_mode():
         yield
-    pack.register.undo()
-    unload()
 
 
 def quantize(source: str, kind: str, target: Path) -> Path:

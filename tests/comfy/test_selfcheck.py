@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, foreign_pack, load, rel, report, sample, stock, unload
+from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
 from moss_fp16_pack.nodes import live, selfcheck
 
 FP16_ERROR = 5e-3  # of a whole run of the golden models, in relative L2
@@ -18,14 +18,6 @@ def forgotten() -> Iterator[None]:
     selfcheck.forget_all()
     yield
     selfcheck.forget_all()
-
-
-@pytest.fixture
-def foreign() -> Iterator[None]:
-    pack = foreign_pack()
-    pack.register()
-    yield
-    pack.register.undo()
 
 
 @pytest.fixture
