@@ -92,13 +92,15 @@ def golden() -> dict[str, Any]:
 @pytest.fixture
 def foreign() -> Iterator[None]:
     """A MOSS-Image class of ComfyUI's own, as native support would register it (see `foreign_pack`)."""
+    import torch
     from comfy_runs import foreign_pack, unload
 
     pack = foreign_pack()
     pack.register()
     yield
     pack.register.undo()
-    unload()
+    with torch.inference_mode():  # as ComfyUI does: quantized weights put back outside of it would not be allowed
+        unload()
 
 
 @pytest.fixture(scope="session")
