@@ -32,7 +32,7 @@ class BuiltinDiT(MossDiT):
             if stored_dtype(f"{name}.", torch.float16) == torch.float32 and hasattr(module, "comfy_cast_weights"):
                 module.comfy_cast_weights = True
 
-    def forward(self, x: Any, timesteps: Any, context: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, x: Any, timesteps: Any, context: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As ComfyUI calls it; without a fix node the plan is "none"."""
         return managed_forward(self, self.arch, lambda: StreamPlan(), None, x, timesteps, context, *args, **kwargs)
 

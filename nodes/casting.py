@@ -23,7 +23,7 @@ def cast_small_modules(model: Any, tree: nn.Module, arch: MossArch) -> None:
 
 
 @contextlib.contextmanager
-def casting(base_model: nn.Module, tree: nn.Module, *, full: bool) -> Iterator[None]:
+def casting(base_model: Any, tree: nn.Module, *, full: bool) -> Iterator[None]:
     """Every layer casts on call; with `full`, ComfyUI also hands the model fp32. All of it is undone at the end."""
     changed = [m for m in tree.modules() if getattr(m, FLAG, True) is False]
     own = [FLAG in m.__dict__ for m in changed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from ..fold.arch import MossArch
 from ..fold.errors import MossError
 from ..fold.stream import StreamPlan
 from .handle import Handle
-from .tree import ROOT, blocks, stream_norms, stream_writers
+from .tree import ROOT, Tree, blocks, stream_norms, stream_writers
 
 
 class ScaledWriter:
@@ -81,10 +82,10 @@ def patch_native(model: Any, tree: nn.Module, handle: Handle) -> None:
     """Put the native path's object patches on a MODEL clone. Raises MossError for a norm without a plain eps."""
     arch = handle.arch
     for path, kind in scaled_modules(tree, arch).items():
-        _wrap(model, path, lambda inner, kind=kind, path=path: kind(inner, handle, path))
+        _wrap(model, path, partial(kind, handle=handle, path=path))
     if handle.counting:
         for site, path in enumerate(blocks(arch)):
-            _wrap(model, path, lambda inner, site=site: CountedBlock(inner, handle, site))
+            _wrap(model, path, partial(CountedBlock, handle=handle, site=site))
     for path, eps in eps_values(tree, arch, handle.start.plan).items():
         model.add_object_patch(f"{ROOT}.{path}.eps", eps)
 
@@ -123,7 +124,7 @@ def eps_values(tree: nn.Module, arch: MossArch, plan: StreamPlan) -> dict[str, f
     return {path: base / unscale**2 for path, base in base_eps(tree, arch).items()}
 
 
-def base_eps(tree: nn.Module, arch: MossArch) -> dict[str, float]:
+def base_eps(tree: Tree, arch: MossArch) -> dict[str, float]:
     """The model's own eps, which is the same for all its stream norms and is never patched on q_norm."""
     stock = getattr(tree.layers[0].q_norm, "eps", None)
     if not isinstance(stock, float) or not all(hasattr(tree.get_submodule(p), "eps") for p in stream_norms(arch)):
@@ -134,7 +135,7 @@ def base_eps(tree: nn.Module, arch: MossArch) -> dict[str, float]:
     return dict.fromkeys(stream_norms(arch), stock)
 
 
-def retune(tree: nn.Module, arch: MossArch, plan: StreamPlan) -> None:
+def retune(tree: Tree, arch: MossArch, plan: StreamPlan) -> None:
     """Set the norms' eps on the loaded module for another plan; ComfyUI's unpatching puts the originals back."""
     for path, eps in eps_values(tree, arch, plan).items():
         tree.get_submodule(path).eps = eps

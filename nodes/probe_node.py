@@ -10,7 +10,7 @@ from comfy_api.latest import io
 
 from ..fold.errors import MossError
 from ..fold.probe import ProbeResult, ProbeSettings, Prompt, probe
-from ..fold.stream import StreamPlan
+from ..fold.stream import plan_for
 from .attach import remove_fix
 from .cancel import cancellable, cancelled, progress_bar
 from .casting import casting
@@ -92,8 +92,8 @@ def measure(model: Any, prompts: list[Prompt], settings: ProbeSettings) -> Probe
     """Probe a MODEL, adapters included, on the device that ComfyUI runs it on."""
     tree, source = moss_tree(model, TITLE), source_of(model)
     arch, clone = arch_of(tree), remove_fix(model.clone())
-    kept = source.record is not None and not source.unfolded
-    plan = StreamPlan("weights", baked=source.record.factors, eps=source.record.eps) if kept else StreamPlan()
+    # a fold still in the weights stays there, and its stream is what is measured
+    plan = plan_for("none", half=False, record=source.record, unfolded=source.unfolded)
     largest = max(settings.sizes, key=lambda size: size[0] * size[1])
     shape = [1, arch.latent_channels, largest[1] // 16, largest[0] // 16]
     # in fp32 the activations take twice the room that ComfyUI plans for

@@ -12,8 +12,11 @@ from ..fold.errors import MossError
 
 ROOT = "diffusion_model"
 
+#: A module tree with the official names. Its attributes are known by those names only, so to the checker it is Any.
+Tree = Any
 
-def moss_tree(model: Any, node: str) -> nn.Module:
+
+def moss_tree(model: Any, node: str) -> Tree:
     """The MODEL's diffusion model, if it is MOSS-Image. Raises MossError naming what was given instead."""
     tree = getattr(model.model, ROOT, None)
     for name in ("shared_block_modulation", "layers", "text_embedder", "video_embedder", "final_norm_video"):
@@ -25,7 +28,7 @@ def moss_tree(model: Any, node: str) -> nn.Module:
     return tree
 
 
-def arch_of(tree: nn.Module) -> MossArch:
+def arch_of(tree: Tree) -> MossArch:
     """The geometry of a module tree, whatever its weights are stored as (quantized ones are not looked at)."""
     if isinstance(arch := getattr(tree, "arch", None), MossArch):
         return arch
