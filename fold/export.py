@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from .behind import WriteBehind
 from .checkpoint import Checkpoint, is_finite, open_checkpoint
 from .errors import MossCancelledError, MossError
 from .factors import IDENTITY, Factors
@@ -204,17 +205,18 @@ def _write_all(
 ) -> None:
     """Write header and tensors, reporting and asking after each chunk."""
     done = 0
-    for data in _all_chunks(head, outputs, reader):
-        if cancel is not None and cancel():
-            raise MossCancelledError("The export was cancelled; nothing was left behind.")
-        write(data)
-        done += len(data)
-        if progress is not None:
-            progress(done, total)
+    with WriteBehind(write) as behind:
+        for data in _all_chunks(head, outputs, reader):
+            if cancel is not None and cancel():
+                raise MossCancelledError("The export was cancelled; nothing was left behind.")
+            behind.put(data)
+            done += len(data)
+            if progress is not None:
+                progress(done, total)
 
 
 def _all_chunks(head: bytes, outputs: list[_Output], reader: _Reader) -> Iterator[Data]:
-    """What the new file consists of; each chunk is good until the next one is asked for."""
+    """What the new file consists of; each chunk is good until the next but one is asked for."""
     yield head
     for out in outputs:
         for piece in out.pieces:
@@ -246,7 +248,10 @@ def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader) -> Iterator[Dat
 
 
 def _some_rows(scale: RowScale, first: int, last: int) -> RowScale:
-    return scale[first:last] if isinstance(scale, torch.Tensor) else scale
+    if not isinstance(scale, torch.Tensor):
+        return scale
+    part = scale[first:last]
+    return None if bool((part == 1.0).all()) else part
 
 
 def _check_values(out: _Output, before: torch.Tensor, after: torch.Tensor) -> None:
@@ -259,7 +264,7 @@ def _check_values(out: _Output, before: torch.Tensor, after: torch.Tensor) -> No
 
 
 class _Reader:
-    """Reads pieces of tensors into the same memory again and again.
+    """Reads pieces of tensors into the same two buffers in turns: one is read into while the other is written.
 
     Plain reads: a memory map of a large file would count as this process's memory. And memory fresh from the system
     costs about as much for each chunk as the reading.
@@ -267,13 +272,15 @@ class _Reader:
 
     def __init__(self, files: dict[Path, BufferedReader]) -> None:
         self._files = files
-        self._memory = bytearray()
+        self._buffers = [bytearray(), bytearray()]
 
     def read(self, info: TensorInfo, offset: int, count: int) -> memoryview:
-        """``count`` bytes of a tensor, good until the next call."""
-        if len(self._memory) < count:
-            self._memory = bytearray(count)
-        stream, data = self._files[info.file], memoryview(self._memory)[:count]
+        """``count`` bytes of a tensor, good until the next call but one."""
+        buffer = self._buffers.pop(0)
+        if len(buffer) < count:
+            buffer = bytearray(count)
+        self._buffers.append(buffer)
+        stream, data = self._files[info.file], memoryview(buffer)[:count]
         stream.seek(info.start + offset)
         if stream.readinto(data) != count:
             raise MossError(f"{info.file.name} became shorter while it was read.")
