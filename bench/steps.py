@@ -65,10 +65,13 @@ def measure(
         batch=shape.batch,
         rounds=rounds,
         cpu=cpu,
-        variants={OFF: None} | {name: VARIANTS[name][0] for name in names},
+        variants={OFF: None} | {name: VARIANTS[name][0] for name in names} | {AGAIN: None},
     )
     seconds = answer["seconds"]
-    return {name: ratio(seconds[name], seconds[OFF]) for name in names}, answer["import"]
+    # "off" is the first and the last of every round: a machine that gets slower or faster in between evens out
+    base = [(first + last) / 2 for first, last in zip(seconds[OFF], seconds[AGAIN], strict=True)]
+    found = {AGAIN: ratio(seconds[AGAIN], seconds[OFF])}
+    return found | {name: ratio(seconds[name], base) for name in names}, answer["import"]
 
 
 def rows(found: dict[str, Ratio], shape: Shape, *, gpu: bool = False) -> list[Row]:

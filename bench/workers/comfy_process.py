@@ -7,9 +7,11 @@ is a script in a process of its own. It reads a job (JSON, argv[1]) and prints i
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib
 import importlib.util
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -37,6 +39,7 @@ def enter(comfyui: str, *, cpu: bool = True) -> dict[str, Any]:
     from comfy_server import comfy_arguments, prepare_base
 
     base = Path(tempfile.mkdtemp(prefix="moss-bench-base-"))
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
     prepare_base(base, {}, [])
     sys.path.insert(0, comfyui)
     arguments = comfy_arguments(base)

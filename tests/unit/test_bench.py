@@ -74,7 +74,7 @@ def test_headless_modes_and_the_gpu_script_run(monkeypatch: pytest.MonkeyPatch, 
     arch, cpu = replace(miniature(128, 1), text_dim=32), torch.device("cpu")
     found = gpu.measure(cpu, 1, 1, arch, (2, 2), 3)
     assert [one["fix"] for one in found["steps"]] == ["off", "on"] * 3
-    assert len(found["rows"]) == len(headless.MODES)
+    assert len(found["rows"]) == 1 + len(headless.MODES)
     assert json.dumps(found) and "fp16 accumulation" in found["markdown"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 0
