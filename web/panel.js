@@ -64,7 +64,8 @@ function watchZoom() {
 function attach(node) {
   const view = new PanelView(texts.t)
   view.root.classList.toggle("moss-far", (app.canvas?.ds?.scale ?? 1) < FAR_ZOOM)
-  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, getValue: () => "" }
+  // hideInPanel: the side panel would show the same element, and so take it out of the node.
+  const options = { serialize: false, hideOnZoom: false, hideInPanel: true, getMinHeight: () => MIN_HEIGHT, getValue: () => "" }
   const widget = node.addDOMWidget("moss_fp16_panel", "moss_fp16_panel", view.root, options)
   widget.serialize = false // not in the workflow JSON; options.serialize keeps it out of the prompt
   panels.set(node, view)
@@ -173,6 +174,7 @@ async function runningJobs() {
 }
 
 function toast({ node_id: nodeId, prompt_id: promptId, kind, severity, text }) {
+  if (!store.concerns(promptId, graph.workflowId(app))) return false
   const once = `${promptId}\u0000${nodeId}\u0000${kind}`
   if (typeof text !== "string" || toasted.has(once)) return false
   toasted.add(once)

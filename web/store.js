@@ -31,7 +31,7 @@ export class ReportStore {
   #run(promptId) {
     let run = this.runs.get(promptId)
     if (!run) {
-      run = { order: ++this.order, workflowId: null, started: false, ended: null, cached: new Set(), waiting: [] }
+      run = { order: ++this.order, workflowId: null, heardIn: null, started: false, ended: null, cached: new Set(), waiting: [] }
       this.runs.set(promptId, run)
       if (this.runs.size > MAX_RUNS) this.runs.delete(this.runs.keys().next().value)
     }
@@ -71,6 +71,12 @@ export class ReportStore {
     }
     for (const entry of run.waiting.splice(0)) this.receive(entry)
     if (run.ended) this.#close(promptId, run)
+  }
+
+  /** Whether the run is this page's own or one of the workflow on screen: not a script's, nor another tab's. */
+  concerns(promptId, workflowId) {
+    const run = this.runs.get(promptId)
+    return run !== undefined && (run.started || (workflowId !== null && run.heardIn === workflowId))
   }
 
   /** The server answers these nodes of the run from its cache. */
@@ -124,6 +130,7 @@ export class ReportStore {
     if (known && !known.workflowId) this.runBelongsTo(promptId, workflowId)
     const slot = this.#slot(workflowId, String(nodeId))
     const run = this.#run(promptId)
+    run.heardIn = workflowId
     const current = slot.promptId === null ? undefined : this.runs.get(slot.promptId)
     if (slot.promptId !== promptId && current && current.order > run.order) return false
     const { report, refusal, notes } = normalise(entry.report)

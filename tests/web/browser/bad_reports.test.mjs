@@ -87,10 +87,13 @@ test("messages for unknown nodes and runs change nothing", async () => {
 
 test("toasts: once per run, node and kind, as text", async () => {
   const notice = { node_id: id, prompt_id: "t1", kind: "rescue", severity: "warn", text: "Step 4 was <b>rescued</b>." }
+  await page.message("moss_fp16.notice", { ...notice, text: "A script's run." })
+  for (const id of ["t1", "t2"]) await page.message("execution_start", { prompt_id: id })
   for (let i = 0; i < 3; i++) await page.message("moss_fp16.notice", notice)
   const toasts = page.page.locator("li", { hasText: "Step 4 was <b>rescued</b>." })
   await toasts.first().waitFor()
   assert.equal(await toasts.count(), 1)
+  assert.equal(await page.page.locator("li", { hasText: "A script's run." }).count(), 0)
   await page.message("moss_fp16.notice", { ...notice, prompt_id: "t2", severity: "no such" })
   await page.page.waitForFunction((text) => [...document.querySelectorAll("li")].filter((e) => e.textContent.includes(text)).length === 2, notice.text)
 })

@@ -112,6 +112,33 @@ for (const vue of [false, true]) {
       await agrees(page, page.ids.loader, report)
     })
 
+    test("a connection lost in mid-run: the panel catches up", async () => {
+      await page.page.evaluate((id) => {
+        window.app.rootGraph.getNodeById(id).widgets.find((w) => w.name === "seed").value += 1
+      }, Number(page.ids.sampler))
+      const id = await page.queue()
+      await loader.until((state) => /^step \d+ of 24$/.test(state), "a first step")
+      await page.page.evaluate(() => {
+        window.app.api.socket.close() // the page opens another by itself
+      })
+      await page.history(id)
+      assert.equal(await loader.until((state) => state.startsWith("done"), "after the reconnect"), "done, 24 steps")
+    })
+
+    test("with the side panel open the node keeps its panel", async () => {
+      await page.page.evaluate((id) => {
+        const node = window.app.canvas.graph.getNodeById(id)
+        window.app.canvas.selectNode(node)
+      }, Number(page.ids.loader))
+      const open = page.page.locator("button[aria-label='Reset all parameters']").first()
+      if (!(await open.isVisible())) await page.page.locator("button[aria-label='Toggle properties panel']").first().click()
+      await open.waitFor()
+      await sleep(500)
+      await page.picture(`side-panel-${vue ? "nodes2" : "classic"}`)
+      assert.equal(await loader.root.count(), 1)
+      assert.ok(await loader.root.evaluate((root) => Boolean(root.closest(".graph-canvas-container"))))
+    })
+
     test("a reload in mid-run picks the run up, and an interrupt ends it", async () => {
       await page.page.evaluate((id) => {
         const node = window.app.rootGraph.getNodeById(id)

@@ -125,6 +125,13 @@ test("a job of a script, without a workflow, belongs to no panel", () => {
   assert.equal(see().phase, "idle")
 })
 
+test("a run concerns the page that started it and pages with its workflow", () => {
+  store.runStarted("own")
+  store.receive(entry({ prompt_id: "shared" }))
+  assert.ok(store.concerns("own", "wf") && store.concerns("shared", "wf"))
+  assert.ok(!store.concerns("shared", "wf2") && !store.concerns("shared", null) && !store.concerns("script", "wf"))
+})
+
 test("a refused report shows why", () => {
   store.receive(entry({ report: { schema: "moss_fp16.report/7" } }))
   assert.deepEqual([see().report, see().refusal], [null, "refused.newer"])
