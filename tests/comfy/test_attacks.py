@@ -229,3 +229,20 @@ def test_a_report_that_cannot_be_read_hides_no_error(make: Any, monkeypatch: pyt
     monkeypatch.undo()
     sample(model, conditioning("cool"), steps=1)
     assert report(model)["state"] == "done"
+
+
+# ---- a rescue in compiled code ----------------------------------------------------------------------------------
+
+
+def test_a_rescue_under_torch_compile(make: Any) -> None:
+    """The rung changes under a compiled model: it is compiled anew, not run as before."""
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    torch._dynamo.reset()
+    prompt = conditioning("burst")
+    expected = sample(fixed(make("burst", "fp16"), fix="none"), prompt, steps=2)
+    model = fixed(make("burst", "fp16"), fix="none").clone()
+    set_torch_compile_wrapper(model, backend="eager")
+    for _ in range(2):
+        assert torch.equal(sample(model, prompt, steps=2), expected)
+        assert len(report(model)["rescues"]) == 1
