@@ -98,17 +98,17 @@ class Run:
         """The miniature in fp32 (what a CPU computes in), and fp32_residual where the stream really is narrower."""
         assert self.comfyui is not None
         shape = steps.Shape(1024, 8 if self.full else 4, (32, 32), 256)
-        names = [name for name in steps.VARIANTS if name != steps.AGAIN]
-        found, imported = steps.measure(self.comfyui, self.folder, shape, names, 21 if self.full else 7)
+        names = tuple(name for name in steps.VARIANTS if name != steps.AGAIN)
+        job = steps.Job(shape, names, 15 if self.full else 7)
+        (found,), imported = steps.measure(self.comfyui, self.folder, [job])
         self.imports.append(imported)
-        self.shapes.append(shape.label)
         yield from steps.rows(found, shape)
         half = steps.Shape(1024, 2, (16, 16), 64, dtype="fp16")
-        names = ["fp32_residual", "clamp"]
-        found, imported = steps.measure(self.comfyui, self.folder, half, names, 15 if self.full else 4)
+        job = steps.Job(half, ("fp32_residual", "clamp"), 11 if self.full else 4)
+        (found,), imported = steps.measure(self.comfyui, self.folder, [job])
         self.imports.append(imported)
-        self.shapes.append(half.label)
         yield from steps.rows(found, half)
+        self.shapes += [shape.label, half.label]
 
     def headless_steps(self) -> Iterable[Row]:
         """The built-in class alone."""

@@ -51,27 +51,41 @@ class Shape:
         return f"D {self.dim}, {self.depth} blocks, {image} + {self.text} tokens{batch}, {self.dtype}"
 
 
+@dataclass(frozen=True)
+class Job:
+    """One shape, the variants to compare with "off" on it, and how often."""
+
+    shape: Shape
+    names: tuple[str, ...]
+    rounds: int
+
+    def to_json(self, folder: Path) -> dict[str, Any]:
+        """What the worker needs to know."""
+        shape = self.shape
+        return {
+            "file": str(model_file(folder, shape.dim, shape.depth)),
+            "dtype": shape.dtype,
+            "tokens": shape.tokens,
+            "text": shape.text,
+            "batch": shape.batch,
+            "rounds": self.rounds,
+            # "off" is the first and the last of every round, so that a drift of the machine evens out
+            "variants": {OFF: None} | {name: VARIANTS[name][0] for name in self.names} | {AGAIN: None},
+        }
+
+
 def measure(
-    comfyui: Path, folder: Path, shape: Shape, names: list[str], rounds: int, *, cpu: bool = True
-) -> tuple[dict[str, Ratio], dict[str, Any]]:
-    """Each variant over "off", and what importing the pack cost in that process."""
-    answer = worker(
-        "steps",
-        comfyui=str(comfyui),
-        file=str(model_file(folder, shape.dim, shape.depth)),
-        dtype=shape.dtype,
-        tokens=shape.tokens,
-        text=shape.text,
-        batch=shape.batch,
-        rounds=rounds,
-        cpu=cpu,
-        variants={OFF: None} | {name: VARIANTS[name][0] for name in names} | {AGAIN: None},
-    )
-    seconds = answer["seconds"]
-    # "off" is the first and the last of every round: a machine that gets slower or faster in between evens out
+    comfyui: Path, folder: Path, jobs: list[Job], *, cpu: bool = True
+) -> tuple[list[dict[str, Ratio]], dict[str, Any]]:
+    """Per job each variant over "off", all in one process; and what importing the pack cost in it."""
+    answer = worker("steps", comfyui=str(comfyui), cpu=cpu, measurements=[job.to_json(folder) for job in jobs])
+    return [ratios(job.names, seconds) for job, seconds in zip(jobs, answer["seconds"], strict=True)], answer["import"]
+
+
+def ratios(names: tuple[str, ...], seconds: dict[str, list[float]]) -> dict[str, Ratio]:
+    """Each variant over the mean of its round's two "off"; and these over each other."""
     base = [(first + last) / 2 for first, last in zip(seconds[OFF], seconds[AGAIN], strict=True)]
-    found = {AGAIN: ratio(seconds[AGAIN], seconds[OFF])}
-    return found | {name: ratio(seconds[name], base) for name in names}, answer["import"]
+    return {AGAIN: ratio(seconds[AGAIN], seconds[OFF])} | {name: ratio(seconds[name], base) for name in names}
 
 
 def rows(found: dict[str, Ratio], shape: Shape, *, gpu: bool = False) -> list[Row]:
@@ -97,13 +111,12 @@ def growth_shapes(full: bool) -> dict[str, list[tuple[int, Shape]]]:
 
 def growth(comfyui: Path, folder: Path, full: bool) -> list[dict[str, Any]]:
     """The default settings' cost over "off" along each axis."""
-    points = []
-    for axis, shapes in growth_shapes(full).items():
-        for value, shape in shapes:
-            # a small call is over quickly and noisier, so it is repeated more often
-            rounds = (25 if full else 8) if value < 1024 else (15 if full else 6)
-            found, _ = measure(comfyui, folder, shape, [DEFAULT], rounds)
-            one = found[DEFAULT]
-            points.append({"axis": axis, "at": value, "shape": shape.label, "ratio": one.value, "low": one.low,
-                           "high": one.high, "pairs": one.pairs})  # fmt: skip
-    return points
+    plan = [(axis, at, shape) for axis, shapes in growth_shapes(full).items() for at, shape in shapes]
+    # a small call is over quickly and noisier, so it is repeated more often
+    jobs = [Job(shape, (DEFAULT,), (21 if full else 9) if at < 1024 else (11 if full else 7)) for _, at, shape in plan]
+    found, _ = measure(comfyui, folder, jobs)
+    return [
+        {"axis": axis, "at": at, "shape": shape.label, "ratio": one[DEFAULT].value, "low": one[DEFAULT].low,
+         "high": one[DEFAULT].high, "pairs": one[DEFAULT].pairs}
+        for (axis, at, shape), one in zip(plan, found, strict=True)
+    ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Worker: seconds per model call inside ComfyUI's own sampler, the fix off and on in turns.
 
-job: {comfyui, file, dtype, tokens: [h, w], text, batch, rounds, variants: {name: FixOptions fields, or null for off},
-cpu}. result: {seconds: {variant: [...]}, import}.
+job: {comfyui, cpu, measurements: [{file, dtype, tokens: [h, w], text, batch, rounds, variants: {name: options,
+or null for off}}]}, options being fields of FixOptions. result: {seconds: [{variant: [...]}], import}.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     import logging
 
     logging.disable(logging.WARNING)
-    comfy_process.answer({"seconds": measure(job), "import": started})
+    comfy_process.answer({"seconds": [measure(one) for one in job["measurements"]], "import": started})
 
 
 def measure(job: dict[str, Any]) -> dict[str, list[float]]:
