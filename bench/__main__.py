@@ -16,10 +16,7 @@ import torch
 from . import files, gpu, headless, loading, machine, steps
 from .plot import growth_plot
 from .table import Row, markdown
-from .work import HERE, ROOT, miniature
-
-sys.path.append(str(ROOT / "tests" / "tools"))
-from repo import NO_COMFYUI, find_comfyui
+from .work import HERE, NO_COMFYUI, find_comfyui, miniature
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         "machine": machine.describe(),
     }
     with tempfile.TemporaryDirectory(prefix="moss-bench-") as temporary:
-        run = Run(Path(temporary), options.full, options.only)
+        run = Run(Path(temporary), options.out, options.full, options.only)
         run.all()
     found |= {
         "seconds": round(time.monotonic() - started),
@@ -55,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
 class Run:
     """One run of the bench: collects rows."""
 
-    def __init__(self, folder: Path, full: bool, only: str | None) -> None:
-        self.folder, self.full, self.only = folder, full, only
+    def __init__(self, folder: Path, out: Path, full: bool, only: str | None) -> None:
+        self.folder, self.out, self.full, self.only = folder, out, full, only
         self.comfyui = find_comfyui()
         self.rows: list[Row] = []
         self.growth: list[dict[str, Any]] = []
@@ -76,7 +73,7 @@ class Run:
             self.part("casts", self.casts)
         self.part("files", self.files)
         if torch.cuda.is_available():
-            gpu.main(["--rounds", "15" if self.full else "8"])
+            gpu.main(["--rounds", "15" if self.full else "8", "--out", str(self.out)])
         else:
             self.skip("GPU: none here, so its column was not measured; `python -m bench.gpu` does it in one call.")
 
@@ -143,7 +140,8 @@ def write(out: Path, found: dict[str, Any], rows: list[Row]) -> None:
     lines = [
         f"`{found['command']}`, {found['date']}: {machine.sentence(found['machine'])}.",
         "",
-        "Each ratio: medians, measured in turns in one run, against the same model with the fix off.",
+        "Each ratio: medians, measured in turns in one run, against the same model with the fix off. "
+        "The CPU computes in fp32 (it has no fast 16-bit products) but where a row says fp16.",
         *(f"Model calls: {shape}." for shape in found["shapes"]),
         *found["skipped"],
         "",

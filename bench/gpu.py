@@ -10,6 +10,7 @@ import contextlib
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,11 +23,12 @@ from fold.arch import MossArch
 from fold.model import MossDiT
 from fold.stream import StreamPlan
 
-from . import machine
+from . import machine, steps
 from .files import REAL
 from .headless import ONLINE, Inputs, call, random_inputs, random_model, rows
 from .stats import interleave, quartiles
 from .table import markdown
+from .work import NO_COMFYUI, find_comfyui
 
 NO_GPU = "No GPU that torch can use was found, so nothing was measured; run this command on a machine that has one."
 SIZE, TEXT = (64, 64), 512
@@ -50,12 +52,25 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     device = torch.device("cuda")
     found = measure(device, fitting(options.blocks), options.rounds)
+    if (comfyui := find_comfyui()) is None:
+        found["markdown"] += f"\nThere is {NO_COMFYUI}: the native path was not measured.\n"
+    else:
+        found["markdown"] += f"\n{in_comfyui(comfyui, options.rounds)}"
     text = f"{machine.sentence(found['machine'])}; {found['date']}\n\n{found['markdown']}"
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu.json").write_text(json.dumps(found, indent=1), "utf-8")
     (options.out / "gpu.md").write_text(text, "utf-8")
     print(text)
     return 0
+
+
+def in_comfyui(comfyui: Path, rounds: int) -> str:
+    """The table of all modes inside ComfyUI's sampler, on a few blocks of the real size."""
+    shape = steps.Shape(REAL.dim, 4, SIZE, TEXT, dtype="fp16")
+    names = tuple(name for name in steps.VARIANTS if name != steps.AGAIN)
+    with tempfile.TemporaryDirectory(prefix="moss-bench-") as folder:
+        (found,), _ = steps.measure(comfyui, Path(folder), [steps.Job(shape, names, 2 * rounds)], cpu=False)
+    return f"In ComfyUI: {shape.label}\n\n{markdown(steps.rows(found, shape, gpu=True))}"
 
 
 def fitting(blocks: int) -> int:
@@ -78,12 +93,12 @@ def measure(
     text: int = TEXT,
 ) -> dict[str, Any]:
     """Both tables, as data and as Markdown."""
-    steps, ratios = [], []
+    timed, ratios = [], []
     for name, (dtype, reduced) in PRECISIONS.items():
         model = random_model(replace(arch, depth=blocks), device, dtype)
         inputs = random_inputs(model.arch, size, text, 1, device, dtype)
         with accumulation(reduced):
-            steps += step_rows(name, model, inputs, dtype, rounds)
+            timed += step_rows(name, model, inputs, dtype, rounds)
             if name == "fp16":
                 ratios += rows(model, inputs, dtype, rounds, f"{blocks} blocks, fp16")
         del model, inputs
@@ -92,12 +107,12 @@ def measure(
         inputs = random_inputs(small.arch, size, text, 1, device, torch.float16)
         ratios += rows(small, inputs, torch.float16, 2 * rounds, "4 blocks, fp16")
     shape = f"D {arch.dim}, {blocks} blocks, {size[0] * size[1]} + {text} tokens, random weights"
-    table = f"{shape}\n\n{step_table(steps)}\n{markdown(ratios)}"
+    table = f"{shape}\n\n{step_table(timed)}\n{markdown(ratios)}"
     return {
         "machine": machine.describe(),
         "date": time.strftime("%Y-%m-%d"),
         "shape": shape,
-        "steps": steps,
+        "steps": timed,
         "rows": [row.to_json() for row in ratios],
         "markdown": table,
     }
@@ -118,10 +133,10 @@ def step_rows(name: str, model: MossDiT, inputs: Inputs, dtype: torch.dtype, rou
         }  # fmt: skip
 
 
-def step_table(steps: list[dict[str, Any]]) -> str:
+def step_table(timed: list[dict[str, Any]]) -> str:
     """The step rows as Markdown."""
     lines = ["| precision | fix | step, ms | quartiles | peak memory, MiB |", "| --- | --- | --- | --- | --- |"]
-    for one in steps:
+    for one in timed:
         spread = f"{one['low']:.2f} to {one['high']:.2f}"
         lines.append(f"| {one['precision']} | {one['fix']} | {one['ms']:.2f} | {spread} | {one['peak_mib']:.0f} |")
     return "\n".join(lines) + "\n"

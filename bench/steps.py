@@ -33,6 +33,12 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, float | None, float | None, str
 }  # fmt: skip
 
 
+NOTES = {
+    ("fp32_residual", "fp32"): "the stream is fp32 anyway: what is left is the managed path",
+    ("fp32_residual", "fp16"): "a CPU's fp16 products are slow, so that the wider stream weighs less than on a GPU",
+}
+
+
 @dataclass(frozen=True)
 class Shape:
     """One measured call. tokens: image tokens as (rows, columns)."""
@@ -93,7 +99,8 @@ def rows(found: dict[str, Ratio], shape: Shape, *, gpu: bool = False) -> list[Ro
     out = []
     for name, value in found.items():
         _, on_cpu, on_gpu, label = VARIANTS[name]
-        out.append(Row.of(label, f"{'GPU' if gpu else 'CPU'}, {shape.dtype}", value, on_gpu if gpu else on_cpu))
+        note = "" if gpu else NOTES.get((name, shape.dtype), "")
+        out.append(Row.of(label, f"{'GPU' if gpu else 'CPU'}, {shape.dtype}", value, on_gpu if gpu else on_cpu, note))
     return out
 
 

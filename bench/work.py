@@ -14,6 +14,10 @@ from fold.demo import demo_arch, write_demo
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+sys.path.append(str(ROOT / "tests" / "tools"))
+from repo import NO_COMFYUI, find_comfyui  # noqa: E402
+
+__all__ = ["HERE", "NO_COMFYUI", "ROOT", "WorkerError", "find_comfyui", "miniature", "model_file", "worker"]
 #: Below fp16's range and, folded with c = 1/16, below the counters' threshold, as the real model's stream is.
 PEAK = 2.0**14
 
