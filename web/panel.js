@@ -145,7 +145,7 @@ async function restore() {
       store.runStarted(job.id)
       store.runBelongsTo(job.id, job.workflow_id)
     }
-    if (running) store.endOrphans(new Set(running.map((job) => job.id)))
+    if (running) await endMissedRuns(new Set(running.map((job) => job.id)))
   } catch (error) {
     console.warn("[MOSS FP16] The last reports could not be read:", error)
   }
@@ -162,6 +162,17 @@ function graphChanged() {
     restore()
   }
   refresh()
+}
+
+const OUTCOMES = { completed: "done", failed: "failed", cancelled: "interrupted" }
+
+/** Runs whose end this page did not hear of. */
+async function endMissedRuns(running) {
+  for (const promptId of store.openRuns().filter((id) => !running.has(id))) {
+    const job = await getJson(`/jobs/${encodeURIComponent(promptId)}`).catch(() => ({ status: "cancelled" }))
+    if (job.status in OUTCOMES) store.runEnded(promptId, OUTCOMES[job.status])
+  }
+  store.endOrphans(running)
 }
 
 async function runningJobs() {

@@ -152,6 +152,11 @@ export class ReportStore {
     return true
   }
 
+  /** The runs that began and are not known to have ended. */
+  openRuns() {
+    return [...this.runs].filter(([, run]) => run.started && !run.ended).map(([promptId]) => promptId)
+  }
+
   /** Reports that claim to be running although their run is not in the server's queue: it went away without a word. */
   endOrphans(runningPromptIds) {
     for (const slot of this.slots.values()) {

@@ -125,6 +125,18 @@ for (const vue of [false, true]) {
       assert.equal(await loader.until((state) => state.startsWith("done"), "after the reconnect"), "done, 24 steps")
     })
 
+    test("a run whose end was not heard: a reconnect finds out", async () => {
+      const missed = await page.page.evaluate(async () => {
+        const { api } = window.app
+        const [job] = (await (await api.fetchApi("/jobs?status=completed&limit=1")).json()).jobs
+        api.dispatchCustomEvent("execution_start", { prompt_id: job.id }) // its other messages are lost
+        return job.id
+      })
+      assert.ok(missed)
+      await page.page.evaluate(() => window.app.api.dispatchCustomEvent("reconnected"))
+      await loader.until((state) => !["run started", "idle"].includes(state), "after the reconnect")
+    })
+
     test("with the side panel open the node keeps its panel", async () => {
       await page.page.evaluate((id) => {
         const node = window.app.canvas.graph.getNodeById(id)

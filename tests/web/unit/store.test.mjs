@@ -154,6 +154,14 @@ test("a node placed twice through a subgraph shows the one heard of last, by nam
   assert.equal(store.view("wf", ["12:3"]).instance, undefined)
 })
 
+test("open runs are those that began and are not known to have ended", () => {
+  begin("p1")
+  begin("p2")
+  store.receive(entry({ prompt_id: "never started here" }))
+  store.runEnded("p1", "done")
+  assert.deepEqual(store.openRuns(), ["p2"])
+})
+
 test("after a reload: running reports whose run is gone end as interrupted", () => {
   store.receive(entry({ state: "running" }))
   store.receive(entry({ node_id: "5", prompt_id: "p2", state: "running" }))
