@@ -7,7 +7,7 @@ from typing import Any
 import comfy.sd
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
+from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.weights import fold_tensor
 from moss_fp16_pack.nodes.adapters import FoldedPatches, RowScale
@@ -307,3 +307,18 @@ def test_half_precision(golden: dict[str, Any]) -> None:
         reference = sample(with_adapter(make("hot", "fp32"), file, 1.0), prompt)
         out = sample(with_adapter(fixed(make("hot", "fp16")), file, 1.0), prompt)
         assert rel(out, reference) < 6e-3
+
+
+def test_a_kept_fold_that_is_partly_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--lowvram and --novram apply the patches at every call instead of once."""
+    import comfy.model_management as mm
+
+    prompt, kept = conditioning("hot"), load("hot_fp16fix_s", "fp32", unfold=False)
+    models = {kind: with_adapter(fixed(kept), adapter(kind, kept), 0.3) for kind in ("lora", "dora", "diff")}
+    expected = {kind: sample(model, prompt, steps=1) for kind, model in models.items()}
+    unload()
+    original = mm.LoadedModel.model_load
+    monkeypatch.setattr(mm.LoadedModel, "model_load", lambda self, *a, **k: original(self, 1))
+    for kind, model in models.items():
+        assert torch.equal(sample(model, prompt, steps=1), expected[kind]), kind
+        assert model.model.lowvram_patch_counter > 0
