@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -114,6 +114,7 @@ def export_checkpoint(
         total = len(head) + sum(out.nbytes for out in outputs)
         _check_space(target, total)
         with ExitStack() as stack:
+            stack.enter_context(_one_thread())
             # The target's context is entered first: its file is published last, after the sources are closed.
             write = stack.enter_context(new_file(target, overwrite=overwrite))
             reader = _Reader({file: stack.enter_context(open_regular(file)) for file in checkpoint.files})
@@ -245,6 +246,17 @@ def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader) -> Iterator[Dat
         result = rescale(wide, multiply=multiply, divide=divide, dtype=target)
         _check_values(out, rows, result)
         yield result.contiguous().flatten().view(torch.uint8).numpy().data
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch's own threads gain nothing on chunks this small, and take the cores that write the file."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _some_rows(scale: RowScale, first: int, last: int) -> RowScale:
