@@ -18,7 +18,7 @@ import comfy.sd
 import comfy.utils
 import torch
 
-from ..fold.checkpoint import Checkpoint, check_finite, open_checkpoint
+from ..fold.checkpoint import Checkpoint, check_finite, open_checkpoint, split_qkv
 from ..fold.dtypes import DTYPES, DtypeRule, parse_rules
 from ..fold.errors import MossError
 from ..fold.weights import unfold_tensor
@@ -130,9 +130,15 @@ def load_builtin(
     rules: tuple[DtypeRule, ...],
     disable_dynamic: bool,
 ) -> Any:
-    """The built-in class, placed as ComfyUI places its own."""
+    """The built-in class, placed as ComfyUI places its own.
+
+    It has q, k and v apart, as the official keys do, so that adapters made for those find them in fused files too.
+    """
+    fused = checkpoint.fused and checkpoint.quantization is not None
+    if checkpoint.fused and not fused:
+        weights = split_qkv(weights, checkpoint.arch.depth)
     weights, _ = comfy.utils.convert_old_quants(dict(weights), "", metadata=dict(checkpoint.metadata))
-    config = MossModelConfig({"arch": checkpoint.arch, "fused": checkpoint.fused})
+    config = MossModelConfig({"arch": checkpoint.arch, "fused": fused})
     config.quant_config = comfy.utils.detect_layer_quantization(weights, "") if checkpoint.quantization else None
     config.set_inference_dtype(dtype, dtype if config.quant_config else None)
     patcher = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher

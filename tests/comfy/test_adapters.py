@@ -322,3 +322,14 @@ def test_a_kept_fold_that_is_partly_loaded(monkeypatch: pytest.MonkeyPatch) -> N
     for kind, model in models.items():
         assert torch.equal(sample(model, prompt, steps=1), expected[kind]), kind
         assert model.model.lowvram_patch_counter > 0
+
+
+@pytest.mark.parametrize("kind", ["lora", "diff"])
+def test_official_keys_on_a_fused_file(kind: str) -> None:
+    """The built-in class has q, k and v apart whatever the file has, so adapters for them land on both layouts."""
+    prompt, plain = conditioning("hot"), load("hot", "fp32")
+    file = adapter(kind, plain)
+    assert any(".proj.q." in key for key in file)
+    expected = sample(with_adapter(plain, file), prompt, steps=2)
+    assert rel(expected, sample(plain, prompt, steps=2)) > 1e-3
+    assert torch.equal(sample(with_adapter(load("hot_fused_qkv", "fp32"), file), prompt, steps=2), expected)
