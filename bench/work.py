@@ -22,13 +22,21 @@ __all__ = ["HERE", "NO_COMFYUI", "ROOT", "WorkerError", "find_comfyui", "miniatu
 PEAK = 2.0**14
 
 
+#: glibc keeps what was freed: otherwise a call's page faults, which depend on the call before, drown small differences.
+QUIET_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_TOP_PAD_": str(256 * 2**20),
+}
+
+
 class WorkerError(RuntimeError):
     """A worker ended badly; the message ends with its last words."""
 
 
 def worker(name: str, **job: Any) -> dict[str, Any]:
     """Run bench/workers/<name>.py on a job and return what it answered."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | QUIET_MALLOC
     done = subprocess.run(
         [sys.executable, str(HERE / "workers" / f"{name}.py"), json.dumps(job)],
         cwd=HERE, env=environment, check=False, capture_output=True, text=True,
