@@ -91,12 +91,13 @@ class ModelCall:
         if handle.rung.full or (plan.factors.c == (1.0,) and plan.baked.c == (1.0,)):
             return out
         key = call.combination()
-        if selfcheck.seen(key):
+        if selfcheck.seen(key) or run.checks >= selfcheck.MOST:
             run.checked("remembered")
             return out
         if call.is_bad(out):
             return out  # out of range: the two sides would differ for that reason alone
         difference = self._compare(call, run, out)
+        run.checks += 1
         if difference is None:
             return out
         if difference <= selfcheck.BOUND:

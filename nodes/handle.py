@@ -72,6 +72,7 @@ class Run:
     warnings: list[str] = field(default_factory=list)
     notices: set[str] = field(default_factory=set)
     self_check: dict[str, Any] | None = None
+    checks: int = 0
     broken: bool = False
     started: float = field(default_factory=time.monotonic)
 

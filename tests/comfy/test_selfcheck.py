@@ -240,3 +240,23 @@ def test_a_call_out_of_range_accuses_nobody(foreign: None) -> None:
     model = fixed(stock("cool", "fp16"))
     sample(model, conditioning("cool"), steps=1, latent=latent)
     assert report(model)["self_check"] is None
+
+
+class CountsItself:
+    """A wrapper of another pack with a count of its calls, which looks different each time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return executor(*args, **kwargs)
+
+
+def test_a_patch_that_changes_at_every_call_does_not_double_the_run(foreign: None) -> None:
+    model = fixed(load("hot", "fp16"))
+    model.add_wrapper_with_key("diffusion_model", "test_other", CountsItself())
+    calls = counting(model)
+    sample(model, conditioning("hot"), steps=12)
+    assert len(calls) == 12 + selfcheck.MOST
+    assert report(model)["self_check"]["result"] == "passed"
