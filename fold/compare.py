@@ -187,8 +187,7 @@ def compare_runs(
 
     Raises MossError when their steps, shapes or guidance scales differ.
     """
-    if not 0.0 <= noise_level < math.inf:
-        raise MossError(f"The noise level must be a finite number from 0 up, not {noise_level}.")
+    check_noise_level(noise_level)
     _check_alike(reference, other)
     draw = torch.Generator().manual_seed(seed)
     steps = tuple(
@@ -196,6 +195,12 @@ def compare_runs(
         for index, (a, b) in enumerate(zip(reference.steps, other.steps, strict=True))
     )
     return Comparison(steps, reference.cfg, noise_level, reference.info, other.info)
+
+
+def check_noise_level(noise_level: float) -> None:
+    """MossError for what is no noise level of an SDE step."""
+    if not 0.0 <= noise_level < math.inf:
+        raise MossError(f"The noise level must be a finite number from 0 up, not {noise_level}.")
 
 
 def _compare_step(

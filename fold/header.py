@@ -89,6 +89,8 @@ def open_regular(file: Path) -> BufferedReader:
         return file.open("rb")
     except FileNotFoundError:
         raise MossError(f"{file} does not exist.") from None
+    except MossError:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise MossError(f"{file} cannot be opened: {reason}.") from None

@@ -103,6 +103,15 @@ class StreamPlan:
         return replace(half, eps="exact", baked=Factors((1.0 / self.factors.c[0],)))
 
 
+def own_c(fix: str, record: FoldRecord | None, unfolded: bool) -> float:
+    """The c that goes with an s_attn or s_ffn given alone: what the fix would have used for itself."""
+    if fix == "fp32_residual":
+        return 1.0
+    if record is not None:
+        return record.c if unfolded else 1.0  # a fold still in the weights has its c there
+    return DEFAULT.c[0]
+
+
 def plan_for(
     fix: Literal["auto", "none", "online", "fp32_residual"],
     *,

@@ -15,6 +15,9 @@ from .tree import compute_dtype_of
 
 log = logging.getLogger(__name__)
 
+_POSITIONAL = ("noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback")
+_CALLBACK = _POSITIONAL.index("callback")
+
 
 class SamplingRun:
     """The OUTER_SAMPLE wrapper."""
@@ -23,20 +26,22 @@ class SamplingRun:
         self.handle = handle
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
-        # noise, latent_image, sampler, sigmas, denoise_mask, callback, disable_pbar, seed: named or by position
-        names = ("noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback", "disable_pbar", "seed")
-        call = dict(zip(names, args, strict=False)) | kwargs
+        # outer_sample(noise, latent_image, sampler, sigmas, denoise_mask, callback, ...): named or by position
+        call = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
         handle, patcher = self.handle, executor.class_obj.model_patcher
         handle.compute_dtype = compute_dtype_of(patcher)  # a node after the fix may have changed it
         run = handle.begin(max(len(call["sigmas"]) - 1, 0), *live.where_now())
         panel = live.LivePanel(handle, run)
-        call["callback"] = _following(run, panel, call.get("callback"))
-        positional = [call.pop(name) for name in names if name in call]
+        following = _following(run, panel, call.get("callback"))
+        if len(args) > _CALLBACK:
+            args = (*args[:_CALLBACK], following, *args[_CALLBACK + 1 :])
+        else:
+            kwargs["callback"] = following
         live.publish(handle.node_id, run.prompt_id, run.workflow_id, handle.report("running", run.counters.read()))
         _announce(handle, run)
         state: State = "failed"
         try:
-            out: Tensor = executor(*positional, **call)
+            out: Tensor = executor(*args, **kwargs)
             state = "done"
             if not bool(out.isfinite().all()):
                 sentence = "The sampled latent holds NaN or infinity; the image will be black or broken."

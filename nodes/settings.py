@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..fold.dtypes import DtypeRule, InputPolicy, parse_rules
 from ..fold.factors import Factors, parse_factors
 from ..fold.record import FoldRecord
-from ..fold.stream import FP16_MAX, StreamPlan, plan_for
+from ..fold.stream import FP16_MAX, StreamPlan, own_c, plan_for
 
 PLAIN_INPUTS = InputPolicy()
 
@@ -18,11 +18,13 @@ Engine = Literal["auto", "native", "managed", "builtin"]
 
 @dataclass(frozen=True)
 class FixOptions:
-    """The inputs that Loader and Fix share. factors: None where the user left the mode's own."""
+    """The inputs that Loader and Fix share. factors: None where the user left the mode's own. s_alone: they are
+    s_attn and s_ffn only, and c is the mode's own."""
 
     fix: Literal["auto", "none", "online", "fp32_residual"] = "auto"
     guard: Guard = "rescue"
     factors: Factors | None = None
+    s_alone: bool = False
     eps: Literal["exact", "stock"] = "exact"
     clamp: bool = False
     counters: bool = True
@@ -33,12 +35,15 @@ class FixOptions:
 
     def plan(self, *, half: bool, record: FoldRecord | None, unfolded: bool) -> StreamPlan:
         """The stream plan for a model that computes in fp16 (half) and came with `record`."""
+        factors = self.factors
+        if factors is not None and self.s_alone:
+            factors = replace(factors, c=(own_c(self.fix, record, unfolded),))
         return plan_for(
             self.fix,
             half=half,
             record=record,
             unfolded=unfolded,
-            factors=self.factors,
+            factors=factors,
             # "exact" is the input's default; a kept fold's own eps counts until the user says stock
             eps="stock" if self.eps == "stock" else None,
             clamp=FP16_MAX if self.clamp else None,
@@ -51,6 +56,7 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
         fix=inputs.get("fix", "auto"),
         guard=inputs.get("guard", "rescue"),
         factors=read_factors(inputs),
+        s_alone=inputs.get("factors") is None and not str(inputs.get("c", "")).strip(),
         eps=inputs.get("eps", "exact"),
         clamp=bool(inputs.get("clamp", False)),
         counters=bool(inputs.get("counters", True)),
@@ -62,12 +68,11 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
 
 
 def read_factors(inputs: dict[str, Any]) -> Factors | None:
-    """A connected MOSS_FACTORS wins; else c, s_attn and s_ffn. None where they leave the mode its own factors."""
+    """A connected MOSS_FACTORS wins; else c (1/16 if empty), s_attn and s_ffn. None where all are left as they are."""
     measured = inputs.get("factors")
     if measured is not None:
         return measured if isinstance(measured, Factors) else Factors.from_json(measured, "the factors input")
     c, s_attn, s_ffn = (str(inputs.get(key, "")).strip() for key in ("c", "s_attn", "s_ffn"))
     if not c and s_attn in ("", "1") and s_ffn in ("", "1"):
         return None
-    fallback = "1" if inputs.get("fix") == "fp32_residual" else "1/16"
-    return parse_factors(c or fallback, s_attn or "1", s_ffn or "1")
+    return parse_factors(c or "1/16", s_attn or "1", s_ffn or "1")

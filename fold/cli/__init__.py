@@ -31,9 +31,18 @@ def main(argv: Sequence[str]) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
     # Only the command asked for is imported; for --help, or a command that is none, all of them.
     asked = [name for name in COMMANDS if argv and argv[0] == name]
-    for name in asked or COMMANDS:
-        module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
-        module.add(subparsers)
+    try:
+        for name in asked or COMMANDS:
+            module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
+            module.add(subparsers)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors", "numpy"):
+            raise
+        return _complain(
+            f"{error.name} is not installed for {sys.executable}: use ComfyUI's Python, or .venv's once `python dev.py "
+            "test` has made it.",
+            1,
+        )
     try:
         args = parser.parse_args(argv)
     except SystemExit as stop:

@@ -79,12 +79,14 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare."""
-    from ..compare import compare_runs
+    from ..compare import check_noise_level, compare_runs
     from ..errors import MossError
     from ..runs import is_run, load_run, save_run
     from .running import check_outputs, write_report
 
-    check_outputs(args.save, args.out)
+    read = (args.checkpoint, args.reference, args.against, args.cond, args.uncond, args.io, args.factors)
+    check_outputs(args.save, args.out, inputs=read)
+    check_noise_level(args.noise_level)
     if args.against:
         _refuse_inputs(args)
     reference = load_run(args.against) if args.against else None

@@ -38,8 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Make it."""
     from ..demo import PEAK, demo_arch, demo_inputs, write_demo
     from ..files import save_tensors
+    from .running import check_outputs
 
     arch = demo_arch(args.dim, args.depth, args.heads, ffn_dim=args.ffn_dim, text_dim=args.text_dim)
+    check_outputs(args.target, args.io, overwrite=args.overwrite)
     peak = PEAK if args.peak is None else args.peak
     with stoppable(), Progress("Making", human_bytes) as progress:
         size = write_demo(args.target, arch, seed=args.seed, peak=peak, overwrite=args.overwrite, progress=progress)

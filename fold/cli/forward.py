@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0.0 <= args.sigma <= 1.0:
         raise MossError(f"--sigma must be 0 to 1, not {args.sigma}.")
-    check_outputs(args.out, args.report)
+    check_outputs(args.out, args.report, inputs=(args.checkpoint, args.io, args.factors))
     tensors = read_tensors(args.io)
     session = open_run(args)
     latent = pick(tensors, args.latent, args.io, ("B", session.arch.latent_channels, "h", "w"))

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from .running import check_outputs, find_device, write_report
     from .sample import read_condition
 
-    check_outputs(args.out)
+    check_outputs(args.out, inputs=(args.checkpoint, *args.cond))
     settings, device = read_settings(args), find_device(args.device)
     with open_checkpoint(args.checkpoint) as checkpoint:
         arch = checkpoint.arch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from ..loading import load_model
 from ..model import BlockReplacement, MossDiT, skip_block
 from ..report import Report, factors_json
 from ..saturation import DEFAULT_THRESHOLD, Counters, site_names
-from ..stream import FP16_MAX, StreamPlan, plan_for
+from ..stream import FP16_MAX, StreamPlan, own_c, plan_for
 from .common import add_factor_options, factors_from
 
 MAX_BATCH = 64
@@ -144,9 +144,7 @@ def open_run(args: argparse.Namespace) -> Session:
     with open_checkpoint(args.checkpoint) as checkpoint:
         record, arch = checkpoint.record, checkpoint.arch
         unfold = args.unfold == "auto" and record is not None
-        default_c = record.c if record is not None and unfold else 1 / 16
-        # fp32_residual needs no c; elsewhere a lone s goes with the c that the mode would have used
-        factors = factors_from(args, 1.0 if args.mode == "fp32_residual" else default_c)
+        factors = factors_from(args, own_c(args.mode, record, unfold))
         overrides = apply_rules(rules, checkpoint.names(), lambda name: stored_dtype(name, dtype))
         plan = plan_for(
             args.mode,
@@ -167,7 +165,7 @@ def find_device(name: str) -> torch.device:
     """The torch device of that name; MossError when it cannot be used here."""
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(1, device=device).cpu()  # a device that holds no numbers ("meta") is of no use
     except (RuntimeError, AssertionError):
         raise MossError(f"The device {name!r} cannot be used here: try cpu, cuda or mps.") from None
     return device
@@ -240,10 +238,26 @@ def pick_mask(tensors: Mapping[str, Tensor], key: str, file: str, shape: tuple[i
     return pick(tensors, key, file, shape) != 0
 
 
-def check_outputs(*targets: str | None) -> None:
-    """MossError before the work starts when one of the files could not be written after it."""
-    for target in filter(None, targets):
-        check_target(Path(target), overwrite=True)
+def check_outputs(*targets: str | None, inputs: Iterable[str | None] = (), overwrite: bool = True) -> None:
+    """MossError before the work starts when one of the files could not be written after it.
+
+    Nor may a result take the place of what the command reads (``inputs``), or of another result.
+    """
+    taken: set[Path] = set()
+    for target in map(Path, filter(None, targets)):
+        check_target(target, overwrite)
+        if any(_holds(Path(name), target) for name in inputs if name):
+            raise MossError(f"{target} is what this command reads: choose another name for the result.")
+        if target.resolve() in taken:
+            raise MossError(f"{target} is named for two results: give each its own.")
+        taken.add(target.resolve())
+
+
+def _holds(source: Path, target: Path) -> bool:
+    """Whether ``target`` is the file ``source``, or lies in the folder ``source``."""
+    if not (source.exists() and target.exists()):
+        return False
+    return source.resolve() in target.resolve().parents if source.is_dir() else target.samefile(source)
 
 
 def write_tensors(file: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

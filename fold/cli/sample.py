@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from .progress import Progress
     from .running import MAX_BATCH, check_outputs, check_size, open_run, skips, write_report, write_tensors
 
-    check_outputs(args.out, args.report)
+    check_outputs(args.out, args.report, inputs=(args.checkpoint, args.cond, args.uncond, args.factors))
     settings = SampleSettings(args.steps, args.cfg, args.shift, args.seed)
     check_size(args.width, args.height)
     if not 1 <= args.batch <= MAX_BATCH:

@@ -13,8 +13,11 @@ import folder_paths
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
+from moss_fp16_pack.fold.record import FoldRecord
 from moss_fp16_pack.nodes import selfcheck
 from moss_fp16_pack.nodes.handle import handle_of
+from moss_fp16_pack.nodes.settings import read_options
+from moss_fp16_pack.nodes.source import source_of
 from safetensors.torch import load_file
 
 CLASSES = {"builtin": load, "foreign": stock}
@@ -401,3 +404,32 @@ def test_runs_of_every_kind(base_model: Untouched, run: str) -> None:
     assert torch.equal(RUNS[run](folded, base_model.prompt), plain)
     assert report(folded)["rescues"] == [] and report(folded)["state"] == "done"
     base_model.check()
+
+
+def test_another_packs_wrapper_may_hand_on_by_name() -> None:
+    seen: list[int] = []
+
+    def named(executor: Any, noise: Any, latent: Any, sampler: Any, sigmas: Any, *rest: Any, **more: Any) -> Any:
+        return executor(noise, latent, sampler, sigmas, callback=rest[1], disable_pbar=True, seed=rest[3], **more)
+
+    prompt = conditioning("hot")
+    wanted = sample(fixed(load("hot", "fp16")), prompt)
+    model = load("hot", "fp16")
+    model.add_wrapper_with_key("outer_sample", "test_named", named)
+    model = fixed(model)
+    assert torch.equal(sample(model, prompt, callback=lambda step, *_: seen.append(step)), wanted)
+    assert seen == [0, 1, 2] and report(model)["steps"] == 3
+
+
+@pytest.mark.parametrize(("unfold", "c"), [(True, 1 / 16), (False, 1.0)])
+def test_an_s_alone_goes_with_the_files_own_c(unfold: bool, c: float) -> None:
+    model = load("hot_fp16fix_s", "fp16", unfold=unfold)
+    source = source_of(model)
+    options = read_options({"s_ffn": "1/4"})
+    plan = options.plan(half=True, record=source.record, unfolded=source.unfolded)
+    assert (plan.factors.c, plan.factors.s_ffn) == ((c,), (1 / 4,))
+    record = FoldRecord(1 / 64)
+    assert options.plan(half=True, record=record, unfolded=True).factors.c == (1 / 64,)
+    assert read_options({"s_ffn": "1/4", "c": "1/8"}).plan(half=True, record=record, unfolded=True).factors.c == (
+        1 / 8,
+    )

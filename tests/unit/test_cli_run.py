@@ -215,6 +215,7 @@ BAD_RUN_OPTIONS = [
     ({"--mode": "magic"}, "--mode"),
     ({"--dtype": "fp64"}, "--dtype"),
     ({"--device": "abacus"}, "device 'abacus' cannot be used"),
+    ({"--device": "meta"}, "device 'meta' cannot be used"),
     ({"--threshold": "nan"}, "--threshold must be"),
     ({"--threshold": "-1"}, "--threshold must be"),
     ({"--skip": "4"}, "this model has blocks 0 to 3"),
@@ -261,6 +262,52 @@ def test_forward_refuses(out: Path, fails: Fails, change: dict[str, str | None],
 @pytest.mark.parametrize(("change", "sentence"), BAD_RUN_OPTIONS + BAD_SAMPLE)
 def test_sample_refuses(out: Path, cond: Path, fails: Fails, change: dict[str, str | None], sentence: str) -> None:
     assert sentence in fails("sample", sample_args(out, cond) | change)
+
+
+def test_a_result_never_replaces_what_is_read(out: Path, cond: Path, tmp_path: Path, fails: Fails) -> None:
+    copy, link, folder = tmp_path / "copy.safetensors", tmp_path / "link.safetensors", tmp_path / "hf"
+    folder.mkdir()
+    shard = folder / "diffusion_pytorch_model.safetensors"
+    for file in (copy, shard):
+        file.write_bytes(Path(HOT).read_bytes())
+    link.symlink_to(copy)
+    forward = forward_args(out, str(copy))
+    assert "is what this command reads" in fails("forward", forward | {"--out": str(copy)})
+    assert "is what this command reads" in fails("forward", forward | {"--out": str(link)})
+    assert "is what this command reads" in fails("forward", forward | {"--report": str(copy)})
+    assert "is what this command reads" in fails("forward", forward_args(out, str(folder)) | {"--out": str(shard)})
+    assert "is what this command reads" in fails("sample", sample_args(out, cond) | {"--out": str(cond)})
+    for name in ("--save", "--out"):
+        args = {"checkpoint": str(copy), "--cond": str(cond), "--size": "32x32", name: str(copy)}
+        assert "is what this command reads" in fails("compare", args)
+    assert "is what this command reads" in fails(
+        "probe", {"checkpoint": str(copy), "--cond": str(cond), "--out": str(cond)}
+    )
+    assert copy.read_bytes() == Path(HOT).read_bytes()
+    assert "is named for two results" in fails("forward", forward | {"--report": str(out)})
+
+
+def test_a_bad_noise_level_is_said_before_the_work(cond: Path, fails: Fails) -> None:
+    args = {"checkpoint": "/nowhere.safetensors", "--cond": str(cond), "--noise-level": "nan"}
+    assert "noise level must be" in fails("compare", args)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        ("hot_fp16fix", {}, Factors((1 / 16,), s_ffn=(1 / 4,))),
+        ("hot_fp16fix", {"--unfold": "keep"}, Factors(s_ffn=(1 / 4,))),
+        ("hot", {}, Factors((1 / 16,), s_ffn=(1 / 4,))),
+        ("hot", {"--mode": "fp32_residual"}, Factors(s_ffn=(1 / 4,))),
+    ],
+)
+def test_an_s_alone_goes_with_the_modes_own_c(
+    out: Path, tmp_path: Path, name: str, options: dict[str, str], wanted: Factors
+) -> None:
+    report = tmp_path / "report.json"
+    args = forward_args(out, str(DATA / f"{name}.safetensors")) | {"--s-ffn": "1/4", "--report": str(report)} | options
+    assert main(argv("forward", args)) == 0
+    assert Factors.from_json(json.loads(report.read_text())["factors"]) == wanted
 
 
 def test_an_out_that_is_a_folder_is_refused(out: Path, fails: Fails) -> None:

@@ -207,6 +207,30 @@ def test_demo_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert inputs.exists()
 
 
+def test_demo_checkpoint_writes_both_files_or_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target, inputs = tmp_path / "demo.safetensors", tmp_path / "io.safetensors"
+    inputs.write_text("mine")
+    assert "--overwrite" in refused(capsys, "demo-checkpoint", target, "--dim", "64", "--io", inputs)
+    assert not target.exists() and inputs.read_text() == "mine"
+    assert "two results" in refused(capsys, "demo-checkpoint", target, "--dim", "64", "--io", target)
+    assert not target.exists()
+
+
+def test_what_is_no_file_is_said_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.safetensors")
+        said = refused(capsys, "inspect", tmp_path / "pipe.safetensors")
+        assert said == f"{tmp_path / 'pipe.safetensors'} is not a regular file.\n"
+
+
+def test_a_python_without_torch_is_told_so_in_a_sentence() -> None:
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import fold.cli as c"]
+    command[-1] += "; sys.exit(c.main(['--help']))"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("torch is not installed")
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "--help")
     assert status == 0
