@@ -18,7 +18,7 @@ from ..fold.stream import StreamPlan
 from .dtypes import at_boundary
 from .handle import Handle
 
-#: transformer_options["patches"] that need a place inside a block.
+#: The conditionings and arguments of a call that our forward takes in.
 UNDERSTOOD_CONDS = frozenset({"attention_mask", "transformer_options", "control"})
 
 

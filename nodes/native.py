@@ -130,7 +130,7 @@ def base_eps(tree: Tree, arch: MossArch) -> dict[str, float]:
     if not isinstance(stock, float) or not all(hasattr(tree.get_submodule(p), "eps") for p in stream_norms(arch)):
         raise MossError(
             f"The norms of this MOSS-Image class ({type(tree).__name__}) have no plain eps, which the native path "
-            "scales with c^2. Use engine = managed, or eps = stock."
+            "scales with c^2. Use engine = managed."
         )
     return dict.fromkeys(stream_norms(arch), stock)
 

@@ -35,7 +35,7 @@ export function worstLevel(levels) {
 }
 
 /**
- * The log2 axis of a set of peaks: {low, high, ticks}, in powers of two. It always shows the fp16 maximum with an
+ * The log2 axis of a set of peaks: {low, high, ticks}, in powers of two. It always shows the fp16 maximum with a
  * whole axis under it, 2^0 .. 2^16, so that two reports can be compared by eye.
  */
 export function axis(peaks) {
