@@ -245,9 +245,12 @@ class _Call:
             handle.retuned = handle.rung != handle.start
 
     def is_bad(self, out: Tensor) -> bool:
-        """The guard's one flag: not finite anywhere, or an fp16 stream that saturated (in a wider one that is fine)."""
+        """The guard's one flag: not finite anywhere, or an fp16 stream that saturated.
+
+        In a wider stream that is fine, and under the clamp it is what the user asked for.
+        """
         bad = ~out.isfinite().all()
-        if self.handle.counting and self.handle.half_stream:
+        if self.handle.counting and self.handle.half_stream and self.handle.rung.plan.clamp is None:
             bad = bad | self.handle.current().counters.bad_flag().to(bad.device)
         return bool(bad)
 

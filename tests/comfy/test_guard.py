@@ -362,3 +362,12 @@ def test_one_wait_a_call(make: Any, options: dict[str, Any], monkeypatch: pytest
     expected = 0 if options.get("guard") == "off" else 1
     for seen in looks:
         assert sum((seen - own).values()) == expected, seen
+
+
+def test_a_clamped_stream_is_not_rescued() -> None:
+    """Limiting the stream is what the user asked for: only an output that is not finite is a fault then."""
+    model = fixed(load("hot", "fp16"), fix="none", clamp=True, guard="rescue")
+    out = sample(model, conditioning("hot"), steps=2)
+    found = report(model)
+    assert out.isfinite().all() and found["rescues"] == []
+    assert found["mode"] == "none" and found["summary"]["clamped"] > 0
