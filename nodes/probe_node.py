@@ -8,9 +8,9 @@ from typing import Any
 import comfy.model_management as mm
 from comfy_api.latest import io
 
-from ..fold.errors import MossError
 from ..fold.probe import ProbeResult, ProbeSettings, Prompt, probe
 from ..fold.stream import plan_for
+from ..fold.texts import parse_numbers, parse_sizes
 from .attach import remove_fix
 from .cancel import cancellable, cancelled, progress_bar
 from .casting import casting
@@ -80,7 +80,7 @@ class MossFP16Probe(io.ComfyNode):
         per_block: bool = False,
         target: float = 4096.0,
     ) -> io.NodeOutput:
-        settings = ProbeSettings(read_sizes(sizes), read_sigmas(sigmas), seed, per_block, target)
+        settings = ProbeSettings(parse_sizes(sizes, "sizes"), parse_numbers(sigmas, "sigmas"), seed, per_block, target)
         with cancellable():
             result = measure(model, prompts_of(conditioning), settings)
         found = result.to_json()
@@ -121,22 +121,3 @@ def prompts_of(conditioning: Any) -> list[Prompt]:
             keep = None if mask is None else mask[row : row + 1] != 0
             found.append(Prompt(context[row : row + 1], keep, f"prompt {index + 1}"))
     return found
-
-
-def read_sizes(text: str) -> tuple[tuple[int, int], ...]:
-    """`1024x1024, 832x1216`. Raises MossError for anything else."""
-    found = []
-    for part in text.replace("\n", ",").split(","):
-        width, _, height = part.strip().lower().partition("x")
-        if not (width.strip().isdecimal() and height.strip().isdecimal()):
-            raise MossError(f"sizes must be like 1024x1024, 832x1216, but it has {part.strip()[:40]!r}.")
-        found.append((int(width), int(height)))
-    return tuple(found)
-
-
-def read_sigmas(text: str) -> tuple[float, ...]:
-    """`1, 0.5, 0.02`. Raises MossError for anything else."""
-    try:
-        return tuple(float(part) for part in text.replace("\n", ",").split(","))
-    except ValueError:
-        raise MossError(f"sigmas must be numbers like 1, 0.5, 0.02, but it is {text[:40]!r}.") from None

@@ -156,14 +156,15 @@ def _run_anew(args: argparse.Namespace) -> RecordedRun:
     """The model on the inputs of the arguments."""
     from ..errors import MossError
     from ..sampling import SampleSettings, flow_sigmas, initial_noise
-    from .running import MAX_BATCH, check_size, numbers, open_run, pick, pick_mask, read_tensors
+    from ..texts import parse_numbers, parse_sizes
+    from .running import MAX_BATCH, check_size, open_run, pick, pick_mask, read_tensors
     from .sample import read_condition
 
     _check_inputs(args)
     steps, cfg = 8 if args.steps is None else args.steps, 1.0 if args.cfg is None else args.cfg
     settings = SampleSettings(steps, cfg, seed=args.seed or 0)
-    sigmas = [*numbers(args.sigmas, "--sigmas"), 0.0] if args.sigmas else flow_sigmas(settings.steps).tolist()
-    width, height = _size(args.size or "1024x1024")
+    sigmas = [*parse_numbers(args.sigmas, "--sigmas"), 0.0] if args.sigmas else flow_sigmas(settings.steps).tolist()
+    ((width, height),) = parse_sizes(args.size or "1024x1024", "--size")[:1]
     check_size(width, height)
     batch = 1 if args.batch is None else args.batch
     if not 1 <= batch <= MAX_BATCH:
@@ -204,15 +205,6 @@ def _keep(parts: dict[str, Tensor], name: str, context: Tensor, mask: Tensor | N
     parts[name] = context
     if mask is not None:
         parts[f"{name}_mask"] = mask
-
-
-def _size(text: str) -> tuple[int, int]:
-    from ..errors import MossError
-
-    width, cross, height = text.lower().partition("x")
-    if not (cross and width.isdecimal() and height.isdecimal()):
-        raise MossError(f"--size must be like 1024x1024, not {text[:40]!r}.")
-    return int(width), int(height)
 
 
 def _record(

@@ -68,19 +68,10 @@ def run(args: argparse.Namespace) -> int:
 def read_settings(args: argparse.Namespace) -> ProbeSettings:
     """The settings in the arguments; MossError for what is no size or number."""
     from ..probe import ProbeSettings
-    from .running import numbers
+    from ..texts import parse_numbers, parse_sizes
 
-    sizes = tuple(_size(part) for part in args.sizes.split(","))
-    return ProbeSettings(sizes, numbers(args.sigmas, "--sigmas"), args.seed, args.per_block, args.target)
-
-
-def _size(text: str) -> tuple[int, int]:
-    from ..errors import MossError
-
-    width, cross, height = text.strip().lower().partition("x")
-    if not (cross and width.isdecimal() and height.isdecimal()):
-        raise MossError(f"--sizes must be like 1024x1024,832x1216, but it has {text.strip()[:40]!r}.")
-    return int(width), int(height)
+    sizes, sigmas = parse_sizes(args.sizes, "--sizes"), parse_numbers(args.sigmas, "--sigmas")
+    return ProbeSettings(sizes, sigmas, args.seed, args.per_block, args.target)
 
 
 COLUMNS = ("stream", "o", "ffn_down", "ffn_up_gate", "logits")

@@ -171,14 +171,6 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def numbers(text: str, option: str) -> tuple[float, ...]:
-    """A comma list of numbers; MossError naming the option for anything else."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise MossError(f"{option} must be numbers like 1,0.5, but it is {text[:40]!r}.") from None
-
-
 def check_size(width: int, height: int) -> None:
     """MossError for a size in pixels that no latent has."""
     for name, value in (("width", width), ("height", height)):

@@ -8,7 +8,7 @@ import pytest
 from comfy_runs import conditioning, fixed, load, rel, report, sample
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.probe import ProbeSettings
-from moss_fp16_pack.nodes.probe_node import MossFP16Probe, measure, prompts_of, read_sigmas, read_sizes
+from moss_fp16_pack.nodes.probe_node import MossFP16Probe, measure, prompts_of
 
 SMALL: dict[str, Any] = {"sizes": "96x64", "sigmas": "1, 0.5", "seed": 3}
 
@@ -36,7 +36,6 @@ def test_a_fix_or_a_kept_fold_measures_the_same_function() -> None:
 
 
 def test_bad_texts_are_refused() -> None:
-    with pytest.raises(MossError, match="1024x1024"):
-        read_sizes("1024")
-    with pytest.raises(MossError, match=r"0\.5"):
-        read_sigmas("1, half")
+    for wrong, words in (({"sizes": "1024"}, "1024x1024"), ({"sigmas": "1, half"}, "numbers like")):
+        with pytest.raises(MossError, match=words):
+            MossFP16Probe.execute(load("hot", "fp16"), conditioning("hot"), **{**SMALL, **wrong})
