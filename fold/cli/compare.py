@@ -164,7 +164,10 @@ def _run_anew(args: argparse.Namespace) -> RecordedRun:
     steps, cfg = 8 if args.steps is None else args.steps, 1.0 if args.cfg is None else args.cfg
     settings = SampleSettings(steps, cfg, seed=args.seed or 0)
     sigmas = [*parse_numbers(args.sigmas, "--sigmas"), 0.0] if args.sigmas else flow_sigmas(settings.steps).tolist()
-    ((width, height),) = parse_sizes(args.size or "1024x1024", "--size")[:1]
+    sizes = parse_sizes(args.size or "1024x1024", "--size")
+    if len(sizes) != 1:
+        raise MossError(f"--size takes one size, not {len(sizes)}.")
+    width, height = sizes[0]
     check_size(width, height)
     batch = 1 if args.batch is None else args.batch
     if not 1 <= batch <= MAX_BATCH:
