@@ -12,6 +12,8 @@ from .header import TensorInfo, clip
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "transformer.")
 ROPE_BANDS = "rope.bands"
+#: The choices of a new file's q, k, v, as `fused`: as in the source, three matrices, one.
+LAYOUTS = {"keep": None, "split": False, "fused": True}
 # Keys by which a prefix is recognised: no other model family has them.
 _MARKERS = ("shared_block_modulation.weight", "video_head_modulation.weight", "final_linear_video.weight")
 # What a quantized <module>.weight brings along, as <module>.<suffix>; scaled_fp8 is a marker for the whole file.

@@ -197,7 +197,7 @@ class Counters(Observer):
 
 
 class PeakCopy:
-    """Peaks on their way from a GPU to the CPU."""
+    """Peaks, or the rows of `Counters.packed`, on their way from a GPU to the CPU."""
 
     def __init__(self, peaks: Tensor) -> None:
         self.rows = torch.empty(peaks.shape, dtype=peaks.dtype, pin_memory=True)
@@ -205,7 +205,7 @@ class PeakCopy:
         self.done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.done.record()
 
-    def arrived(self) -> list[float] | None:
+    def arrived(self) -> list[Any] | None:
         """The peaks, once they are here."""
         return self.rows.tolist() if self.done.query() else None
 

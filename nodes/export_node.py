@@ -10,6 +10,7 @@ from comfy_api.latest import io
 
 from ..fold.export import export_checkpoint
 from ..fold.factors import DEFAULT, Factors
+from ..fold.layout import LAYOUTS
 from .cancel import cancellable, cancelled, progress_bar
 from .loader import model_names, model_path
 from .schema import CATEGORY, FACTOR_HINT_UNIFORM, MossFactors
@@ -50,7 +51,7 @@ class MossFP16Export(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "layout",
-                    options=["keep", "split", "fused"],
+                    options=list(LAYOUTS),
                     default="keep",
                     advanced=True,
                     optional=True,
@@ -82,7 +83,7 @@ class MossFP16Export(io.ComfyNode):
                 Path(folder) / file,
                 factors,
                 dtype=inputs["dtype"],
-                fused={"keep": None, "split": False, "fused": True}[inputs.get("layout", "keep")],
+                fused=LAYOUTS[inputs.get("layout", "keep")],
                 unfold=unfold,
                 progress=progress_bar(),
                 cancel=cancelled,

@@ -10,7 +10,7 @@ import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
-from ..fold.saturation import BlockStats
+from ..fold.saturation import BlockStats, PeakCopy, peak_copy
 from .dtypes import bypassed
 from .handle import Handle, Run, State
 from .store import STORE
@@ -82,13 +82,12 @@ class LivePanel:
     def __init__(self, handle: Handle, run: Run) -> None:
         self.handle, self.run = handle, run
         self.sent_at = 0.0
-        self.copy: tuple[torch.Tensor, Any] | None = None
+        self.copy: PeakCopy | None = None
 
     def update(self) -> None:
         """Called after every step."""
         if self.copy is not None:
-            rows, done = self.copy
-            if done is None or done.query():
+            if (rows := self.copy.arrived()) is not None:
                 self.copy = None
                 self._publish(rows)
         elif time.monotonic() - self.sent_at >= SECONDS_BETWEEN:
@@ -97,22 +96,16 @@ class LivePanel:
 
     def _start_copy(self) -> None:
         packed = self.run.counters.packed()
-        if packed.device.type == "cuda":
-            rows = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            rows.copy_(packed, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record()
-            self.copy = (rows, done)
-        elif packed.device.type == "cpu":
-            self._publish(packed)
-        else:
-            # no event to ask elsewhere: the step itself goes out, the numbers come at the end
-            self._publish(torch.zeros(packed.shape))
+        self.copy = peak_copy(packed)
+        if self.copy is None:
+            # on other devices there is no way to ask: the step itself goes out, the numbers come at the end
+            rows = packed if packed.device.type == "cpu" else torch.zeros(packed.shape)
+            self._publish(rows.tolist())
 
-    def _publish(self, rows: torch.Tensor) -> None:
+    def _publish(self, rows: list[Any]) -> None:
         blocks = tuple(
             BlockStats(name, row[0] if row[0] == row[0] else float("inf"), *(int(n) for n in row[1:]))
-            for name, row in zip(self.run.counters.names, rows.tolist(), strict=True)
+            for name, row in zip(self.run.counters.names, rows, strict=True)
         )
         report = self.handle.report("running", blocks)
         publish(self.handle.node_id, self.run.prompt_id, self.run.workflow_id, report)

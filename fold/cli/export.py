@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ..layout import LAYOUTS
 from .common import (
     add_command,
     add_factor_options,
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ..eps_check import EpsCheck
     from ..export import ExportResult
     from .common import Subparsers
-
-LAYOUTS = {"keep": None, "split": False, "fused": True}
 
 
 def add(subparsers: Subparsers) -> None:
