@@ -254,8 +254,8 @@ def test_a_plain_kill_cleans_up(tmp_path: Path) -> None:
     with module("demo-checkpoint", str(target), *sizes, stderr=subprocess.PIPE) as process:
         time.sleep(0.2)
         # Until the command is at work, SIGTERM ends it in the ordinary way; nothing is there then either.
-        for _ in range(100):
-            if any(link.is_symlink() and str(tmp_path) in str(link.readlink()) for link in descriptors(process.pid)):
+        for _ in range(1200):
+            if process.poll() is not None or any(link.is_symlink() and str(tmp_path) in str(link.readlink()) for link in descriptors(process.pid)):
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)

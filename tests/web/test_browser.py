@@ -63,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     """A ComfyUI with this pack, the golden models and their conditionings."""
     comfyui = find_comfyui()
     assert comfyui is not None
-    running = ComfyServer(comfyui, tmp_path_factory.mktemp("comfyui"))
+    running = ComfyServer(comfyui, tmp_path_factory.mktemp("comfyui"), packs={"pace_pack": HERE / "pace_pack"})
     save_conditionings(running.base / "input")
     with running:
         yield running

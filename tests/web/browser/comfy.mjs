@@ -189,12 +189,19 @@ export class Page {
       },
       [nodeId, zoom, width, height],
     )
-    await sleep(700)
+    await sleep(600)
+    await this.painted()
   }
 
   /** Hands the page a message as if the server had sent it. */
   async message(type, detail) {
     await this.page.evaluate(([type, detail]) => window.app.api.dispatchCustomEvent(type, detail), [type, detail])
+    await this.painted()
+  }
+
+  /** Until what was asked for so far is on screen: the panels repaint in the next frame, however long that takes. */
+  async painted() {
+    await this.page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done()))))
     await sleep(80)
   }
 
