@@ -255,13 +255,17 @@ def test_a_plain_kill_cleans_up(tmp_path: Path) -> None:
         time.sleep(0.2)
         # Until the command is at work, SIGTERM ends it in the ordinary way; nothing is there then either.
         for _ in range(1200):
-            if process.poll() is not None or any(link.is_symlink() and str(tmp_path) in str(link.readlink()) for link in descriptors(process.pid)):
+            if process.poll() is not None or writes_into(tmp_path, process.pid):
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
     assert process.returncode == 1 and err == "Stopped.\n"
     assert not list(tmp_path.iterdir())
+
+
+def writes_into(folder: Path, pid: int) -> bool:
+    return any(link.is_symlink() and str(folder) in str(link.readlink()) for link in descriptors(pid))
 
 
 def descriptors(pid: int) -> list[Path]:
