@@ -27,6 +27,9 @@ def add_command(subparsers: Subparsers, name: str, run: Run, summary: str) -> ar
     return parser
 
 
+FACTOR_OPTIONS = ("c", "s_attn", "s_ffn", "factors")
+
+
 def add_factor_options(parser: argparse.ArgumentParser, c: str | None = None) -> None:
     """``--c``, ``--s-attn``, ``--s-ffn``, ``--factors``; ``c`` is the default of the first (None: not given)."""
     form = "0.0625, 1/16 or a comma list with one value per block"

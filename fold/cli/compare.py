@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .common import add_command, add_json_option, print_json, stoppable
+from .common import add_command, add_json_option, stoppable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from ..compare import check_noise_level, compare_runs
     from ..errors import MossError
     from ..runs import is_run, load_run, save_run
-    from .running import check_outputs, write_report
+    from .running import check_outputs, show_result
 
     read = (args.checkpoint, args.reference, args.against, args.cond, args.uncond, args.io, args.factors)
     check_outputs(args.save, args.out, inputs=read)
@@ -103,11 +103,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.save}: {len(other.steps)} steps saved; hold another run against it with --against.")
         return 0
     found = compare_runs(reference, other, noise_level=args.noise_level, seed=args.seed or 0).to_json()
-    write_report(args.out, found)
-    if args.json:
-        print_json(found)
-    else:
-        print("\n".join(table(found)))
+    show_result(found, table(found), out=args.out, as_json=args.json)
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from .common import add_command
+from .common import add_command, add_json_option
 
 if TYPE_CHECKING:
     from .common import Subparsers
@@ -27,6 +27,7 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--skip", metavar="BLOCKS", default="", help="joint blocks to leave out, such as 22,24")
     parser.add_argument("--out", required=True, metavar="FILE", help="where `velocity` [B, C, h, w] fp32 is written")
     parser.add_argument("--report", metavar="FILE", help="write the saturation report as JSON")
+    add_json_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +35,17 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from ..errors import MossError
-    from .running import check_outputs, open_run, pick, pick_mask, read_tensors, skips, write_report, write_tensors
+    from .running import (
+        check_outputs,
+        open_run,
+        pick,
+        pick_mask,
+        read_tensors,
+        show_result,
+        skips,
+        spoken,
+        write_tensors,
+    )
 
     if not 0.0 <= args.sigma <= 1.0:
         raise MossError(f"--sigma must be 0 to 1, not {args.sigma}.")
@@ -48,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     velocity = session.call(latent, sigma, context, mask, skips(args.skip, session.arch.depth)).float().cpu()
     session.counters.commit()
     write_tensors(args.out, {"velocity": velocity})
-    write_report(args.report, session.report(steps=1, model_calls=1))
+    report = session.report(steps=1, model_calls=1)
+    show_result(report, spoken(report, args.out), out=args.report, as_json=args.json)
     if not bool(velocity.isfinite().all()):
         print(f"Warning: the velocity is not finite ({args.dtype}, mode {session.plan.mode}).", file=sys.stderr)
     return 0

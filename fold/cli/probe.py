@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import add_command, add_json_option, print_json, stoppable
+from .common import add_command, add_json_option, stoppable
 
 if TYPE_CHECKING:
     from ..probe import ProbeSettings
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from ..loading import load_model
     from ..probe import Prompt, probe
     from .progress import Progress
-    from .running import check_outputs, find_device, write_report
+    from .running import check_outputs, find_device, show_result
     from .sample import read_condition
 
     check_outputs(args.out, inputs=(args.checkpoint, *args.cond))
@@ -57,11 +57,7 @@ def run(args: argparse.Namespace) -> int:
     with stoppable(), Progress("Probing") as progress:
         result = probe(model, arch, prompts, settings, device=device, progress=progress)
     found = result.to_json()
-    write_report(args.out, found)
-    if args.json:
-        print_json(found)
-    else:
-        print("\n".join(table(found)))
+    show_result(found, table(found), out=args.out, as_json=args.json)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..arch import MossArch
+from ..chart_words import bars_of, subtitle, title
 from ..checkpoint import open_checkpoint
 from ..dtypes import (
     DTYPES,
@@ -34,7 +36,7 @@ from ..model import BlockReplacement, MossDiT, skip_block
 from ..report import Report, factors_json
 from ..saturation import DEFAULT_THRESHOLD, Counters, site_names
 from ..stream import FP16_MAX, StreamPlan, own_c, plan_for
-from .common import add_factor_options, factors_from
+from .common import FACTOR_OPTIONS, add_factor_options, factors_from, print_json
 
 MAX_BATCH = 64
 MAX_PIXELS = 16384
@@ -138,11 +140,14 @@ class Session:
 def open_run(args: argparse.Namespace) -> Session:
     """Load the checkpoint named in the arguments and settle its plan. Raises MossError for what does not fit."""
     check_run_options(args)
+    if args.mode == "none" and any(getattr(args, name) is not None for name in FACTOR_OPTIONS):
+        print("Warning: --mode none applies no factors, so the ones given do nothing.", file=sys.stderr)
     dtype, device = parse_dtype(args.dtype), find_device(args.device)
     inputs = InputPolicy(args.latents_dtype, args.cond_dtype, args.timestep_dtype)
     rules = parse_rules(args.param_dtype)
     with open_checkpoint(args.checkpoint) as checkpoint:
         record, arch = checkpoint.record, checkpoint.arch
+        skips(getattr(args, "skip", None) or "", arch.depth)  # refused before the load, which can take minutes
         unfold = args.unfold == "auto" and record is not None
         factors = factors_from(args, own_c(args.mode, record, unfold))
         overrides = apply_rules(rules, checkpoint.names(), lambda name: stored_dtype(name, dtype))
@@ -255,6 +260,20 @@ def _holds(source: Path, target: Path) -> bool:
 def write_tensors(file: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write results, replacing what is there."""
     save_tensors(file, tensors, metadata, overwrite=True)
+
+
+def show_result(found: dict[str, Any], lines: Iterable[str], *, out: str | None, as_json: bool) -> None:
+    """Write a result as JSON where a file was named, and print it: as JSON, else as the lines for a person."""
+    write_report(out, found)
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(lines))
+
+
+def spoken(report: Mapping[str, Any], written: str) -> list[str]:
+    """A run in two lines: the block nearest to overflow, the counts and the file."""
+    return [title(report, bars_of(report)), f"{subtitle(report)}  ·  wrote {written}"]
 
 
 def write_report(file: str | None, report: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from .common import add_command, add_json_option, print_json
+from .common import add_command, add_json_option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import MossError
     from ..sampling import SampleSettings, euler, initial_noise
     from .progress import Progress
-    from .running import MAX_BATCH, check_outputs, check_size, open_run, skips, write_report, write_tensors
+    from .running import MAX_BATCH, check_outputs, check_size, open_run, show_result, skips, spoken, write_tensors
 
     check_outputs(args.out, args.report, inputs=(args.checkpoint, args.cond, args.uncond, args.factors))
     settings = SampleSettings(args.steps, args.cfg, args.shift, args.seed)
@@ -82,9 +82,7 @@ def run(args: argparse.Namespace) -> int:
         latent = euler(velocity, noise.to(session.device), settings, lambda done, total, _: progress(done, total)).cpu()
     report = session.report(steps=args.steps, model_calls=calls)
     write_tensors(args.out, {"latent": latent})
-    write_report(args.report, report)
-    if args.json:
-        print_json(report)
+    show_result(report, spoken(report, args.out), out=args.report, as_json=args.json)
     if not bool(latent.isfinite().all()):
         print(f"Warning: the latent is not finite ({args.dtype}, mode {session.plan.mode}).", file=sys.stderr)
     return 0

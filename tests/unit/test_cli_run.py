@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -125,6 +126,30 @@ def test_forward_masks(out: Path, tmp_path: Path) -> None:
 def test_forward_says_that_a_velocity_is_not_finite(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forward(out, dtype="fp16", mode="none")
     assert "not finite" in capsys.readouterr().err
+
+
+def test_forward_says_that_factors_do_nothing_in_mode_none(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert torch.equal(forward(out, mode="none", c="1/16"), velocity(CASE))
+    assert "applies no factors" in capsys.readouterr().err
+    forward(out, mode="none")
+    assert capsys.readouterr().err == ""
+
+
+def test_forward_says_how_it_went(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forward(out, dtype="fp16", c="1/16")
+    verdict, counts = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"online: layer\.\d+ peaks [\d.e]+, \d\.\d bits of headroom", verdict)
+    assert "saturated 0" in counts and counts.endswith(f"wrote {out}")
+
+
+def test_forward_prints_the_report_as_json(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv("forward", forward_args(out)), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "moss_fp16.report/1"
+
+
+def test_a_bad_skip_is_said_before_the_load(out: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fold.cli.running.load_model", lambda *_, **__: pytest.fail("loaded"))
+    assert "this model has blocks 0 to 3" in fails("forward", forward_args(out) | {"--skip": "4"})
 
 
 @pytest.fixture

@@ -99,6 +99,15 @@ def test_fp16_error_is_no_worse_than_the_reference(case: Case, kind: str) -> Non
         assert relative(value, velocity(case)) <= 1.25 * wanted["rel"]
 
 
+@each_case
+def test_bf16_is_as_exact_as_the_reference_and_the_fold_leaves_it_alone(case: Case) -> None:
+    plain, exact = velocity(case, dtype=torch.bfloat16), velocity(case)
+    # The median over tokens: where a massive channel cancels to nothing, which sign a token ends up with is luck.
+    per_token = (plain - exact).norm(dim=1) / exact.norm(dim=1)
+    assert per_token.median() <= 1.25 * case.scalars["fp16"]["bf16_none"]["rel"]
+    assert torch.equal(velocity(case, StreamPlan("online", golden.factors(case.model)), torch.bfloat16), plain)
+
+
 @pytest.mark.parametrize("case", golden.cases_of("cool"), ids=str)
 def test_fp16_online_changes_nothing_but_subnormals(case: Case) -> None:
     folded = velocity(case, StreamPlan("online", Factors((1024.0,), (64.0,), (64.0,))), torch.float16)
