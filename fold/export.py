@@ -219,10 +219,11 @@ def _write_all(
 def _all_chunks(head: bytes, outputs: list[_Output], reader: _Reader) -> Iterator[Data]:
     """What the new file consists of; each chunk is good until the next but one is asked for."""
     yield head
+    scratch = _Scratch()
     for out in outputs:
         for piece in out.pieces:
             # A scale per row (the modulation's) only goes with a tensor in one piece.
-            yield from _raw_chunks(piece, reader) if out.raw else _scaled_chunks(out, piece, reader)
+            yield from _raw_chunks(piece, reader) if out.raw else _scaled_chunks(out, piece, reader, scratch)
 
 
 def _raw_chunks(piece: _Piece, reader: _Reader) -> Iterator[Data]:
@@ -230,7 +231,7 @@ def _raw_chunks(piece: _Piece, reader: _Reader) -> Iterator[Data]:
         yield reader.read(piece.info, offset, min(_CHUNK_BYTES, piece.info.nbytes - offset))
 
 
-def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader) -> Iterator[Data]:
+def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader, scratch: _Scratch) -> Iterator[Data]:
     """The piece's rows, rescaled and cast, as many at a time as fit a chunk."""
     target = _TORCH_DTYPES[out.dtype]
     step = max(1, _CHUNK_BYTES // max(1, piece.row_bytes))
@@ -241,9 +242,10 @@ def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader) -> Iterator[Dat
             continue
         rows = torch.frombuffer(data, dtype=_TORCH_DTYPES[piece.info.dtype]).reshape(last - first, -1)
         multiply, divide = (_some_rows(scale, first, last) for scale in (out.multiply, out.divide))
-        # torch converts one 16-bit dtype into another a value at a time; by way of fp32 it is exact and much faster
-        wide = rows.float() if rows.dtype != target and rows.element_size() < 4 else rows
-        result = rescale(wide, multiply=multiply, divide=divide, dtype=target)
+        if multiply is None and divide is None:
+            result = scratch.cast(rows, target)
+        else:
+            result = rescale(scratch.widen(rows), multiply=multiply, divide=divide, dtype=target)
         _check_values(out, rows, result)
         yield result.contiguous().flatten().view(torch.uint8).numpy().data
 
@@ -275,28 +277,69 @@ def _check_values(out: _Output, before: torch.Tensor, after: torch.Tensor) -> No
     raise MossError(f"{out.name} has values too large for {out.dtype}: export to bf16 or fp32 instead.")
 
 
-class _Reader:
-    """Reads pieces of tensors into the same two buffers in turns: one is read into while the other is written.
+class _Turns:
+    """Two buffers in turns: one is filled while the other is written. What one holds is good until the next but one.
 
-    Plain reads: a memory map of a large file would count as this process's memory. And memory fresh from the system
-    costs about as much for each chunk as the reading.
+    Memory fresh from the system costs about as much for each chunk as the work on it, so it is kept.
     """
 
-    def __init__(self, files: dict[Path, BufferedReader]) -> None:
-        self._files = files
+    def __init__(self) -> None:
         self._buffers = [bytearray(), bytearray()]
 
-    def read(self, info: TensorInfo, offset: int, count: int) -> memoryview:
-        """``count`` bytes of a tensor, good until the next call but one."""
+    def take(self, count: int) -> memoryview:
+        """``count`` bytes that hold anything."""
         buffer = self._buffers.pop(0)
         if len(buffer) < count:
             buffer = bytearray(count)
         self._buffers.append(buffer)
-        stream, data = self._files[info.file], memoryview(buffer)[:count]
+        return memoryview(buffer)[:count]
+
+
+class _Reader:
+    """Reads pieces of tensors. Plain reads: a memory map of a large file would count as this process's memory."""
+
+    def __init__(self, files: dict[Path, BufferedReader]) -> None:
+        self._files = files
+        self._turns = _Turns()
+
+    def read(self, info: TensorInfo, offset: int, count: int) -> memoryview:
+        """``count`` bytes of a tensor, good until the next call but one."""
+        stream, data = self._files[info.file], self._turns.take(count)
         stream.seek(info.start + offset)
         if stream.readinto(data) != count:
             raise MossError(f"{info.file.name} became shorter while it was read.")
         return data
+
+
+class _Scratch:
+    """Where chunks are cast, in memory that is used again for every chunk."""
+
+    def __init__(self) -> None:
+        self._wide = bytearray()
+        self._turns = _Turns()
+
+    def widen(self, rows: torch.Tensor) -> torch.Tensor:
+        """Values of less than 32 bits in fp32, good until the next call; others as they are."""
+        if rows.element_size() >= 4:
+            return rows
+        count = rows.numel() * 4
+        if len(self._wide) < count:
+            self._wide = bytearray(count)
+        return _tensor_on(memoryview(self._wide)[:count], torch.float32, rows.shape).copy_(rows)
+
+    def cast(self, rows: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+        """``rows`` in ``target``, good until the next call but one; ``rows`` itself where that is its dtype.
+
+        torch converts one 16-bit dtype into another a value at a time; by way of fp32 it is exact and much faster.
+        """
+        if rows.dtype == target:
+            return rows
+        result = _tensor_on(self._turns.take(rows.numel() * target.itemsize), target, rows.shape)
+        return result.copy_(rows if target == torch.float32 else self.widen(rows))
+
+
+def _tensor_on(data: memoryview, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def _check_not_source(checkpoint: Checkpoint, target: Path) -> None:
