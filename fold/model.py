@@ -236,9 +236,13 @@ def _position(
 
 
 def project(proj: Any, y: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as [B, S, H, Dh] from split or fused projections."""
-    if hasattr(proj, "qkv"):
-        return _heads(proj.qkv(y), head_dim)
+    """q, k, v as [B, S, H, Dh] from split or fused projections.
+
+    A runtime may have a stand-in for the fused one where they are split; it is called unless it says that it is idle.
+    """
+    fused = getattr(proj, "qkv", None)
+    if fused is not None and not getattr(fused, "idle", False):
+        return _heads(fused(y), head_dim)
     q, k, v = (_split(getattr(proj, name)(y), head_dim) for name in "qkv")
     return q, k, v
 

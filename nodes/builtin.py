@@ -16,6 +16,7 @@ from ..fold.arch import MossArch
 from ..fold.dtypes import stored_dtype
 from ..fold.model import MossDiT
 from ..fold.stream import StreamPlan
+from .layouts import Joined, NamedWeights, other_names
 from .managed import managed_forward, sigma_of
 
 
@@ -31,6 +32,10 @@ class BuiltinDiT(MossDiT):
         for name, module in self.named_modules():
             if stored_dtype(f"{name}.", torch.float16) == torch.float32 and hasattr(module, "comfy_cast_weights"):
                 module.comfy_cast_weights = True
+        if not fused:
+            for layer in self.layers:
+                proj: Any = layer.proj
+                proj.qkv = Joined(proj)
 
     def forward(self, x: Any, timesteps: Any, context: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As ComfyUI calls it; without a fix node the plan is "none"."""
@@ -67,6 +72,13 @@ class MossImage(comfy.model_base.BaseModel):
 
     def __init__(self, model_config: MossModelConfig, device: Any = None):
         super().__init__(model_config, comfy.model_base.ModelType.FLOW, device=device, unet_model=BuiltinDiT)
+        tree = self.diffusion_model
+        self.other_names = other_names(tree.arch.depth, tree.arch.dim, tree.fused)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights by name, known by the names of the other layout of q, k, v as well (see `layouts`)."""
+        found = super().state_dict(*args, **kwargs)
+        return found if args or kwargs else NamedWeights(found, self.other_names)
 
     def process_timestep(self, timestep: torch.Tensor, **_: Any) -> torch.Tensor:
         """Sigma, whatever multiplier a ModelSampling node has put in."""

@@ -24,6 +24,7 @@ from ..fold.errors import MossError
 from ..fold.weights import unfold_tensor
 from .builtin import MossModelConfig
 from .dtypes import rules_on, store_parameters
+from .patcher import take_both_layouts
 from .source import KEY, Source
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def load_builtin(
 ) -> Any:
     """The built-in class, placed as ComfyUI places its own.
 
-    It has q, k and v apart, as the official keys do, so that adapters made for those find them in fused files too.
+    It has q, k and v apart, as the official keys do, also for fused files. Adapters fit with the keys of either layout.
     """
     fused = checkpoint.fused and checkpoint.quantization is not None
     if checkpoint.fused and not fused:
@@ -145,6 +146,7 @@ def load_builtin(
     model = config.get_model(weights)
     store_parameters(model.diffusion_model, rules_on(model.diffusion_model, rules, dtype, own=True))
     loaded = patcher(model, load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
+    take_both_layouts(loaded)
     if not mm.is_device_cpu(loaded.offload_device):
         model.to(loaded.offload_device)
     model.load_model_weights(weights, "", assign=loaded.is_dynamic())

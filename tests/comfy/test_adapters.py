@@ -11,7 +11,7 @@ from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, un
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.weights import fold_tensor
 from moss_fp16_pack.nodes.adapters import FoldedPatches, RowScale
-from moss_fp16_pack.nodes.handle import handle_of
+from moss_fp16_pack.nodes.handle import KEY, handle_of
 from moss_fp16_pack.nodes.source import source_of
 
 CLASSES = {"builtin": load, "foreign": stock}
@@ -207,7 +207,7 @@ def test_the_table_of_patches_stays_clean() -> None:
     again = fixed(model)
     assert len(again.patches.get(key, [])) == 4
     assert type(kept.patches) is dict and not kept.patches
-    assert not kept.callbacks.get("on_clone")
+    assert KEY not in kept.callbacks.get("on_clone", {})
     plain = PREFIX + "layers.1.proj.q.weight"
     assert not any(isinstance(patch[1], RowScale) for patch in model.patches[plain])
 

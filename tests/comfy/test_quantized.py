@@ -199,3 +199,45 @@ def test_a_lora_on_a_quantized_file(kind: str, tmp_path: Path) -> None:
     assert rel(expected, sample(plain, prompt, steps=2)) > 1e-3
     model = comfy.sd.load_lora_for_models(fixed(plain, fix="online", c=1 / 16), None, dict(lora), 1.0, 0)[0]
     assert torch.equal(sample(model, prompt, steps=2), expected)
+
+
+@pytest.mark.parametrize("source", ["hot", "hot_fused_qkv"])
+@pytest.mark.parametrize("kind", ["int8_rows", "fp8_scaled"])
+def test_adapters_of_either_layout_on_a_quantized_file(kind: str, source: str, tmp_path: Path) -> None:
+    """A quantized matrix stays as the file has it, split or fused, and adapters fit with the keys of both layouts."""
+    plain, prompt = through_ours(make_file(source, kind, tmp_path), "fp32"), conditioning("hot")
+    numbers = torch.Generator().manual_seed(0)
+    up, down = torch.randn(3 * 64, 2, generator=numbers), torch.randn(2, 64, generator=numbers) * 0.1
+    scale = 1 + torch.rand(3 * 64, 1, generator=numbers)
+    outputs = []
+    for letters in (["qkv"], ["q", "k", "v"]):
+        file: dict[str, torch.Tensor] = {}
+        for letter, rows, scales in zip(letters, up.chunk(len(letters)), scale.chunk(len(letters)), strict=True):
+            key = f"diffusion_model.layers.2.proj.{letter}"
+            file |= {f"{key}.lora_up.weight": rows, f"{key}.lora_down.weight": down, f"{key}.dora_scale": scales}
+        model = comfy.sd.load_lora_for_models(fixed(plain, fix="online", c=1 / 16), None, file, 0.5, 0)[0]
+        outputs.append(sample(model, prompt, steps=1))
+    assert rel(outputs[0], sample(plain, prompt, steps=1)) > 1e-5
+    assert torch.equal(*outputs)
+
+
+def test_bypass_with_keys_of_the_other_layout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Fused keys fit split matrices. Split keys find no module to wrap where the file is fused, which the log says."""
+    prompt, numbers = conditioning("hot"), torch.Generator().manual_seed(0)
+    up, down = torch.randn(3 * 64, 2, generator=numbers), torch.randn(2, 64, generator=numbers)
+
+    def bypass(model: Any, letters: str | tuple[str]) -> torch.Tensor:
+        file = {}
+        for letter, rows in zip(letters, up.chunk(len(letters)), strict=True):
+            key = f"diffusion_model.layers.2.proj.{letter}"
+            file |= {f"{key}.lora_up.weight": rows, f"{key}.lora_down.weight": down}
+        return sample(comfy.sd.load_bypass_lora_for_models(model, None, file, 0.5, 0)[0], prompt, steps=1)
+
+    split = through_ours(make_file("hot", "int8_rows", tmp_path), "fp32")
+    expected = bypass(split, "qkv")
+    assert rel(expected, sample(split, prompt, steps=1)) > 1e-5
+    assert rel(bypass(split, ("qkv",)), expected) < 1e-6
+    fused = through_ours(make_file("hot_fused_qkv", "int8_rows", tmp_path), "fp32")
+    caplog.clear()
+    assert torch.equal(bypass(fused, "qkv"), sample(fused, prompt, steps=1))
+    assert caplog.text.count("Module not found for key") == 3
