@@ -20,7 +20,7 @@ from raw_files import entry, golden, quantized, raw_file, save, shard, write_ind
 from repo import DATA, ROOT
 from torch import Tensor
 
-from fold.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, check_finite, open_checkpoint
+from fold.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, check_finite, is_finite, open_checkpoint
 from fold.errors import MossError
 from fold.header import MAX_HEADER_BYTES, read_header
 from fold.record import RECORD_KEY, FoldRecord
@@ -174,6 +174,17 @@ def test_broken_weights_are_named(tmp_path: Path, value: float, dtype: torch.dty
         checkpoint.state_dict(check=True)
     check_finite("x", torch.zeros(0), "y")
     check_finite("x", torch.ones(3, dtype=torch.int64), "y")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
+    large = torch.full((8, 8), torch.finfo(dtype).max, dtype=dtype)
+    assert is_finite(large) and is_finite(-large)
+    large[3, 5] = -math.inf
+    assert not is_finite(large)
+    mixed = torch.zeros(8, 8, dtype=dtype)
+    mixed[0, 0], mixed[7, 7] = math.inf, -math.inf
+    assert not is_finite(mixed)
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------

@@ -303,6 +303,29 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, drafts: str, monkey
     assert listing(tmp_path) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "fdatasync"), reason="nothing is flushed early here")
+@pytest.mark.parametrize("failing", [1, 3])
+def test_an_early_flush_that_fails_is_noticed(
+    tmp_path: Path, drafts: str, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    calls: list[int] = []
+
+    def flush(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "_FLUSH_BYTES", 8)
+    monkeypatch.setattr(os, "fdatasync", flush)
+    with (
+        pytest.raises(MossError, match=r"out\.safetensors cannot be written: Input/output error"),
+        new_file(tmp_path / "out.safetensors") as write,
+    ):
+        for _ in range(10_000):
+            write(bytes(8))
+    assert len(calls) >= failing and not listing(tmp_path)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupt_leaves_nothing(tmp_path: Path, drafts: str, error: type[BaseException]) -> None:
     def stop(done: int, total: int) -> None:
