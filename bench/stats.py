@@ -12,9 +12,10 @@ Once = Callable[[], float]
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median of one thing over the median of another, both measured in turns.
+    """One thing over another, both measured in turns.
 
-    low, high: quartiles of the ratios of the pairs measured next to each other. pairs: how many.
+    value: the median of the ratios of the pairs measured next to each other; low, high: their quartiles. pairs: how
+    many.
     """
 
     value: float
@@ -27,8 +28,8 @@ def ratio(measured: Sequence[float], base: Sequence[float]) -> Ratio:
     """`measured` over `base`, pair by pair in the order they were taken. Raises ValueError for unequal lengths."""
     if len(measured) != len(base) or not measured:
         raise ValueError("A ratio needs pairs.")
-    low, high = quartiles([a / b for a, b in zip(measured, base, strict=True)])
-    return Ratio(statistics.median(measured) / statistics.median(base), low, high, len(measured))
+    ratios = [a / b for a, b in zip(measured, base, strict=True)]
+    return Ratio(statistics.median(ratios), *quartiles(ratios), len(ratios))
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:

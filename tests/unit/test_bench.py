@@ -19,9 +19,9 @@ from bench.work import miniature
 from fold.checkpoint import open_checkpoint
 
 
-def test_ratio_of_medians_with_the_quartiles_of_the_pairs() -> None:
-    found = ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
-    assert found == Ratio(2.0, 2.0, 2.5, 3)
+def test_median_and_quartiles_of_the_ratios_of_the_pairs() -> None:
+    found = ratio([2.0, 8.0, 9.0], [1.0, 2.0, 3.0])
+    assert found == Ratio(3.0, 2.5, 3.5, 3)
     assert quartiles([3.0]) == (3.0, 3.0)
     with pytest.raises(ValueError):
         ratio([1.0], [1.0, 2.0])
