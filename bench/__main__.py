@@ -122,8 +122,8 @@ class Run:
 
     def loading(self) -> Iterable[Row]:
         assert self.comfyui is not None
-        depth, rounds = (36, 15) if self.full else (8, 9)
-        yield from loading.loader_rows(self.comfyui, self.folder, 1024, depth, rounds, self.imports)
+        nbytes, rounds = (2 * 10**9, 15) if self.full else (10**9, 7)
+        yield from loading.loader_rows(self.comfyui, self.folder, nbytes, rounds, self.imports)
         yield loading.import_row(self.imports)
 
     def casts(self) -> Iterable[Row]:
@@ -135,23 +135,36 @@ class Run:
         yield from files.export_rows(self.folder, 4 * 10**9 if self.full else 10**9, 5)
 
 
+NOTES = "## How to read it"
+
+
 def write(out: Path, found: dict[str, Any], rows: list[Row]) -> None:
-    """bench.json, bench.md and, where growth was measured, growth.png."""
+    """bench.json, bench.md and, where growth was measured, growth.png.
+
+    What stands in an older bench.md from NOTES on was written by people and is kept.
+    """
+    document = out / "bench.md"
+    notes = document.read_text("utf-8").partition(NOTES)[2] if document.exists() else ""
     lines = [
+        "# What the fix costs",
+        "",
         f"`{found['command']}`, {found['date']}: {machine.sentence(found['machine'])}.",
         "",
-        "Each ratio: medians, measured in turns in one run, against the same model with the fix off. "
-        "The CPU computes in fp32 (it has no fast 16-bit products) but where a row says fp16.",
+        "Each ratio: the median of the ratios of runs next to each other, taken in turns in one run, against the same "
+        "model with the fix off. The CPU computes in fp32 (it has no fast 16-bit products) but where a row says fp16.",
         *(f"Model calls: {shape}." for shape in found["shapes"]),
         *found["skipped"],
         "",
         markdown(rows),
     ]
-    text = "\n".join(lines)
-    (out / "bench.json").write_text(json.dumps(found, indent=1), "utf-8")
-    (out / "bench.md").write_text(text, "utf-8")
     if found["growth"]:
         growth_plot(found["growth"], out / "growth.png")
+        lines += ["![The cost of the default settings over image tokens, blocks and batch](growth.png)", ""]
+    if notes:
+        lines.append(NOTES + notes)
+    text = "\n".join(lines)
+    (out / "bench.json").write_text(json.dumps(found, indent=1), "utf-8")
+    document.write_text(text, "utf-8")
     print(text)
 
 

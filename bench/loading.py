@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .files import write_noise
 from .stats import quartiles, ratio
 from .table import Row
 from .work import model_file, worker
@@ -14,12 +15,10 @@ from .work import model_file, worker
 HEAVY = ("matplotlib", "scipy", "pandas", "cv2", "transformers", "diffusers")
 
 
-def loader_rows(
-    comfyui: Path, folder: Path, dim: int, depth: int, rounds: int, imports: list[dict[str, Any]]
-) -> Iterator[Row]:
-    """Time in turns in one process, and peak memory in a process per load."""
-    file = model_file(folder, dim, depth)
-    size = f"{file.stat().st_size / 1e9:.2f} GB"
+def loader_rows(comfyui: Path, folder: Path, nbytes: int, rounds: int, imports: list[dict[str, Any]]) -> Iterator[Row]:
+    """Time in turns in one process, and peak memory in a process per load, on a file of blocks of the real shapes."""
+    file = folder / "load.safetensors"
+    size = f"{write_noise(file, nbytes) / 1e9:.2f} GB of real blocks"
     for dtype in ("bf16", "fp16"):
         job = {"comfyui": str(comfyui), "file": str(file), "dtype": dtype}
         answer = worker("loading", **job, rounds=rounds)
@@ -34,6 +33,7 @@ def loader_rows(
             note = f"{peak[0]:.0f} MB and {peak[1]:.0f} MB above the process before"
             what = "Loader against the stock loader, peak memory"
             yield Row(what, where, value, value, value, 1, 1.02, "x", note)
+    file.unlink()
 
 
 def cast_rows(comfyui: Path, folder: Path, dim: int, depth: int, rounds: int) -> Iterator[Row]:

@@ -30,6 +30,11 @@ QUIET_MALLOC = {
 }
 
 
+#: glibc takes memory for weights from the system anew for every load, as the first load of a process finds it. Kept
+#: memory would leave both loaders little but the copying, or leave it to the load before whether it does.
+FRESH_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
+
 class WorkerError(RuntimeError):
     """A worker ended badly; the message ends with its last words."""
 
@@ -37,8 +42,7 @@ class WorkerError(RuntimeError):
 def worker(name: str, **job: Any) -> dict[str, Any]:
     """Run bench/workers/<name>.py on a job and return what it answered."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    if name != "loading":  # where memory itself is measured
-        environment |= QUIET_MALLOC
+    environment |= FRESH_MALLOC if name == "loading" else QUIET_MALLOC
     done = subprocess.run(
         [sys.executable, str(HERE / "workers" / f"{name}.py"), json.dumps(job)],
         cwd=HERE, env=environment, check=False, capture_output=True, text=True,

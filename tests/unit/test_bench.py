@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from bench import files, gpu, headless, machine, steps
-from bench.__main__ import write
+from bench.__main__ import NOTES, write
 from bench.plot import growth_plot
 from bench.stats import Ratio, interleave, quartiles, ratio
 from bench.table import Row, markdown, number
@@ -102,4 +102,9 @@ def test_plot_and_files(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     write(tmp_path, found, rows)
     assert markdown(rows) in (tmp_path / "bench.md").read_text("utf-8")
     assert json.loads((tmp_path / "bench.json").read_text("utf-8"))["date"] == "d"
+    with (tmp_path / "bench.md").open("a", encoding="utf-8") as document:
+        document.write(f"\n{NOTES}\n\n- By hand.\n")
+    write(tmp_path, found | {"date": "later"}, rows)
+    again = (tmp_path / "bench.md").read_text("utf-8")
+    assert "later" in again and again.endswith(f"{NOTES}\n\n- By hand.\n") and again.count(NOTES) == 1
     assert "no GPU" in capsys.readouterr().out
