@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ _TORCH_DTYPES = {
 }  # fmt: skip
 # Source bytes handled at a time: they and what is made of them stay in a CPU's cache from reading to writing.
 _CHUNK_BYTES = 2 * 1024 * 1024
+# Chunks that may wait to be written. Each handing over to the writing thread takes a busy machine milliseconds.
+_CHUNKS_BEHIND = 5
 
 OnProgress = Callable[[int, int], None]
 Data = bytes | bytearray | memoryview
@@ -206,7 +209,7 @@ def _write_all(
 ) -> None:
     """Write header and tensors, reporting and asking after each chunk."""
     done = 0
-    with WriteBehind(write) as behind:
+    with WriteBehind(write, _CHUNKS_BEHIND) as behind:
         for data in _all_chunks(head, outputs, reader):
             if cancel is not None and cancel():
                 raise MossCancelledError("The export was cancelled; nothing was left behind.")
@@ -217,7 +220,7 @@ def _write_all(
 
 
 def _all_chunks(head: bytes, outputs: list[_Output], reader: _Reader) -> Iterator[Data]:
-    """What the new file consists of; each chunk is good until the next but one is asked for."""
+    """What the new file consists of; each chunk is good while _CHUNKS_BEHIND of them, itself included, wait."""
     yield head
     scratch = _Scratch()
     for out in outputs:
@@ -278,17 +281,17 @@ def _check_values(out: _Output, before: torch.Tensor, after: torch.Tensor) -> No
 
 
 class _Turns:
-    """Two buffers in turns: one is filled while the other is written. What one holds is good until the next but one.
+    """Buffers in turns: one is filled while the others wait to be written, and only then its turn comes again.
 
     Memory fresh from the system costs about as much for each chunk as the work on it, so it is kept.
     """
 
     def __init__(self) -> None:
-        self._buffers = [bytearray(), bytearray()]
+        self._buffers = deque(bytearray() for _ in range(_CHUNKS_BEHIND + 1))
 
     def take(self, count: int) -> memoryview:
         """``count`` bytes that hold anything."""
-        buffer = self._buffers.pop(0)
+        buffer = self._buffers.popleft()
         if len(buffer) < count:
             buffer = bytearray(count)
         self._buffers.append(buffer)
@@ -303,7 +306,7 @@ class _Reader:
         self._turns = _Turns()
 
     def read(self, info: TensorInfo, offset: int, count: int) -> memoryview:
-        """``count`` bytes of a tensor, good until the next call but one."""
+        """``count`` bytes of a tensor, good for as long as `_Turns` says."""
         stream, data = self._files[info.file], self._turns.take(count)
         stream.seek(info.start + offset)
         if stream.readinto(data) != count:
@@ -328,7 +331,7 @@ class _Scratch:
         return _tensor_on(memoryview(self._wide)[:count], torch.float32, rows.shape).copy_(rows)
 
     def cast(self, rows: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-        """``rows`` in ``target``, good until the next call but one; ``rows`` itself where that is its dtype.
+        """``rows`` in ``target``, good for as long as `_Turns` says; ``rows`` itself where that is its dtype.
 
         torch converts one 16-bit dtype into another a value at a time; by way of fp32 it is exact and much faster.
         """
