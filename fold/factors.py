@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MossError
+from .header import open_regular
 
 FACTOR_FIELDS = ("c", "s_attn", "s_ffn")
 # Wider than any checkpoint needs; inside it eps * c**2 and c / s stay ordinary fp32 numbers.
@@ -117,7 +118,7 @@ def read_factors(file: str | Path) -> Factors:
     """The factors in a JSON file: what ``probe`` wrote, or any object with c and perhaps s_attn and s_ffn."""
     file = Path(file)
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             raw = stream.read(_MAX_JSON_BYTES + 1)
     except OSError as error:
         raise MossError(f"{file} cannot be read: {error.strerror or error}.") from None

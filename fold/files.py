@@ -55,6 +55,9 @@ def check_target(target: Path, overwrite: bool) -> None:
         raise MossError(f"{target} cannot be written: the folder {target.parent} does not exist.")
     if target.is_dir():
         raise MossError(f"{target} cannot be written: it is a folder.")
+    if target.exists() and not target.is_file():
+        # the new file would take its place: run as root, /dev/null would be gone for everyone
+        raise MossError(f"{target} cannot be written: it is a pipe or a device, which a file must not replace.")
     if not overwrite and os.path.lexists(target):
         raise MossError(f"{target} exists already: choose another name, or allow overwriting (--overwrite).")
 
