@@ -23,7 +23,7 @@ from .native import PATCHES, patch_native
 from .sampling_run import SamplingRun
 from .selfcheck import cell_contents
 from .settings import FixOptions
-from .tree import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tree
+from .tree import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tree, patched_object
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +93,11 @@ def apply_fix(
     else:
         cast_small_modules(clone, tree, arch)
     name = f"{ROOT}.forward"
-    clone.add_object_patch(name, Router(clone.get_model_object(name), handle, clone.model))
+    clone.add_object_patch(name, Router(patched_object(clone, name), handle, clone.model))
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, SamplingRun(handle))
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, ModelCall(handle))
     clone.add_callback_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY, refuse_multigpu)
+    clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, last_on_first_off)
     clone.set_attachments(KEY, handle)
     return clone
 
@@ -106,6 +107,19 @@ def refuse_multigpu(*_: Any) -> None:
     raise MossError(
         "The MOSS fp16 fix runs on one GPU: take the multi-GPU node out, or use no fix and compute in bf16 or fp32."
     )
+
+
+def last_on_first_off(patcher: Any) -> None:
+    """Before a run: see to it that the object patches just put on come off in reverse.
+
+    ComfyUI takes them off in the order it put them on. Where a node has replaced a module and another patches something
+    on it, that leaves the patch on the wrong one of the two for good.
+    """
+    place = {key: number for number, key in enumerate(patcher.object_patches)}
+    backup = patcher.object_patches_backup
+    found = sorted(backup.items(), key=lambda item: place.get(item[0], -1), reverse=True)
+    backup.clear()
+    backup.update(found)
 
 
 def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
@@ -143,7 +157,8 @@ def remove_fix(clone: Any) -> Any:
     for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.APPLY_MODEL):
         clone.remove_wrappers_with_key(kind, KEY)
     unfold_adapters(clone)
-    clone.remove_callbacks_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY)
+    for call in (CallbacksMP.ON_DEEPCLONE_MULTIGPU, CallbacksMP.ON_PRE_RUN):
+        clone.remove_callbacks_with_key(call, KEY)
     clone.remove_attachments(KEY)
     return clone
 

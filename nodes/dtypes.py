@@ -17,7 +17,7 @@ from ..fold.dtypes import (
     stored_dtype,
 )
 from .casting import FLAG
-from .tree import ROOT
+from .tree import ROOT, patched_object
 
 
 def at_boundary(
@@ -57,7 +57,7 @@ def patch_parameters(model: Any, tree: nn.Module, applied: AppliedDtypes) -> dic
     patches: dict[str, OwnDtype] = {}
     for path, dtype in applied.modules().items():
         name = f"{ROOT}.{path}.forward"
-        patches[path] = OwnDtype(model.get_model_object(name), dtype)
+        patches[path] = OwnDtype(patched_object(model, name), dtype)
         model.add_object_patch(name, patches[path])
         if getattr(tree.get_submodule(path), FLAG, True) is False:
             model.add_object_patch(f"{ROOT}.{path}.{FLAG}", True)

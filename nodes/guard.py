@@ -6,9 +6,11 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+import torch
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
+from ..fold.errors import MossError
 from ..fold.report import Rescue
 from ..fold.saturation import Counters
 from ..fold.stream import StreamPlan
@@ -17,7 +19,7 @@ from .adapters import refuse_unscaled
 from .casting import casting
 from .handle import Handle, Run, Rung
 from .ladder import Evidence, WriterWatch, evidence_of, next_rung
-from .managed import not_understood
+from .managed import BYPASSED, left_out, not_understood
 from .native import outermost, retune
 
 
@@ -32,7 +34,11 @@ class ModelCall:
         call = _Call(handle, executor, x, t, args, kwargs)
         if run.model_calls == 0 and not handle.start.plan.baked.identity:
             refuse_unscaled(call.tree, call.patcher, handle.arch, handle.start.plan.baked)
+        if run.model_calls == 0 and handle.start.managed:
+            call.check_managed()
         out = call.compute()
+        if handle.rung.managed and not handle.entered:
+            raise MossError(BYPASSED)
         if handle.options.guard != "off" and call.is_bad(out):
             out = self._bad(call, run, out)
         if handle.options.self_check:
@@ -184,22 +190,39 @@ class _Call:
 
     @property
     def manageable(self) -> bool:
-        """Whether the managed forward can run this call, and this class."""
-        if not self.handle.manageable:
+        """Whether the managed forward can run this call, and this class as other nodes have left it."""
+        if not self.handle.manageable or not self.handle.entered or self._left_out():
             return False
         rest = {k: v for k, v in self.conds.items() if k not in ("c_crossattn", "c_concat")}
         if self.conds.get("c_concat") is not None:
             return False
         return not_understood(self.conds.get("c_crossattn"), self.control, self.options, rest) is None
 
+    def check_managed(self) -> None:
+        """MossError where the managed forward would leave out what another node has done to the MODEL."""
+        if problem := self._left_out():
+            raise MossError(problem)
+
+    def _left_out(self) -> str | None:
+        # the built-in class's own forward is ours too
+        return None if self.handle.path == "builtin" else left_out(self.tree, self.handle.arch, self.patcher)
+
     def input_fault(self) -> str | None:
         """A sentence where the call was not finite before the model saw it: no rung helps there."""
         if not bool(self.x.isfinite().all()):
             return _INPUT_FAULT
         for name, value in self.conds.items():
-            if isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(self._finite(name, value).all()):
                 return _COND_FAULT.format(name="text" if name == "c_crossattn" else name)
         return None
+
+    def _finite(self, name: str, value: Tensor) -> Tensor:
+        """Where a conditioning is finite; what pads a text is of no account."""
+        mask = self.conds.get("attention_mask") if name == "c_crossattn" else None
+        finite = value.isfinite()
+        if mask is None or value.dim() != 3 or mask.numel() != value.shape[0] * value.shape[1]:
+            return finite
+        return finite | (mask.reshape(*value.shape[:2], 1) == 0)
 
     def compute(self) -> Tensor:
         """Run it on the handle's rung."""
@@ -262,10 +285,11 @@ class _Call:
             return evidence_of(blocks, None)
         handle.rung, handle.watch = replace(chosen, managed=True), watch
         try:
-            self.compute()
-            if not watch.asked:
-                self._leave_out_wrappers()
+            with torch.compiler.set_stance("force_eager"):  # compiling takes minutes, and this way it runs but once
                 self.compute()
+                if not watch.asked:
+                    self._leave_out_wrappers()
+                    self.compute()
         finally:
             handle.rung, handle.watch = chosen, None
             run.counters.drop()

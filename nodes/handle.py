@@ -20,6 +20,7 @@ from ..fold.saturation import BlockStats, Counters, Observer, site_names
 from ..fold.stream import StreamPlan
 from .dtypes import OwnDtype
 from .settings import FixOptions
+from .tree import blocks as block_paths
 
 KEY = "moss_fp16"
 Path = Literal["native", "managed", "builtin"]
@@ -117,8 +118,13 @@ class Handle:
         self.last: dict[str, Any] | None = None
         #: whether our own forward could run this class of MOSS-Image
         self.manageable = True
-        #: paths of writers whose scaling stands outside another pack's forward for the call in progress
+        #: whether the diffusion model's forward of the run in progress is still ours
+        self.entered = False
+        #: the blocks' paths and their places in the counters
+        self.sites = {path: site for site, path in enumerate(block_paths(arch))}
+        #: paths that are scaled or counted outside another pack's patch for the call in progress, and what does it
         self.covered: frozenset[str] = frozenset()
+        self.outer: dict[str, Any] = {}
 
     @property
     def observer(self) -> Observer | None:
@@ -139,7 +145,7 @@ class Handle:
 
     def begin(self, total_steps: int, prompt_id: str | None, workflow_id: str | None) -> Run:
         """Start a run on the rung that was asked for."""
-        self.rung = self.start
+        self.rung, self.entered = self.start, False
         names = site_names(self.arch.text_blocks, self.arch.depth)
         self.run = Run(Counters(names), prompt_id, workflow_id, total_steps)
         self.run.warnings.extend(self.notes)

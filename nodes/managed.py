@@ -17,9 +17,17 @@ from ..fold.saturation import Observer
 from ..fold.stream import StreamPlan
 from .dtypes import at_boundary
 from .handle import Handle
+from .native import Around
+from .tree import ROOT, containers
 
 #: The conditionings and arguments of a call that our forward takes in.
 UNDERSTOOD_CONDS = frozenset({"attention_mask", "transformer_options", "control"})
+
+USE_NATIVE = "Use engine = native, which needs fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp."
+BYPASSED = (
+    "Another node has put a forward of its own in the place of the diffusion model's, after the MOSS fp16 fix and past "
+    "it. Connect the MOSS node after that node."
+)
 
 
 def managed_forward(
@@ -89,11 +97,42 @@ def not_understood(context: Any, control: Any, options: Mapping[str, Any], kwarg
     for group, found in options.get("patches_replace", {}).items():
         odd += [f"the replace patch {group} {key}" for key in found if group != "dit" or key[0] != "single_block"]
     if odd:
-        return (
-            f"The managed path of the MOSS fp16 fix cannot run {', '.join(odd[:3])}. Use engine = native, which needs "
-            "fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp."
-        )
+        return f"The managed path of the MOSS fp16 fix cannot run {', '.join(odd[:3])}. {USE_NATIVE}"
     return "MOSS-Image needs a text conditioning, but none was given." if context is None else None
+
+
+def left_out(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
+    """Which blocks other nodes have changed as a whole; our forward calls only what is in them, so that the change
+    would be lost. None where there are none."""
+    patches, backup = getattr(patcher, "object_patches", {}), getattr(patcher, "object_patches_backup", {})
+
+    def changed(path: str) -> bool:
+        key = f"{ROOT}.{path}"
+        replaced = key in patches and _other(patches[key], backup.get(key))
+        return replaced or _changed(tree.get_submodule(path))
+
+    found = [path for path in containers(tree, arch) if changed(path)]
+    if not found:
+        return None
+    return (
+        f"Another node has changed {', '.join(found[:3])}, which the managed path of the MOSS fp16 fix does not call "
+        f"as a whole: the change would be lost. {USE_NATIVE}"
+    )
+
+
+def _other(patch: Any, original: Any) -> bool:
+    """Whether a module put in the place of another is of another class (and not that one compiled)."""
+    return type(getattr(patch, "_orig_mod", patch)) is not type(original)
+
+
+def _changed(module: nn.Module) -> bool:
+    """Whether a forward of another pack, or a hook, is on a module."""
+    module = getattr(module, "_orig_mod", module)
+    forward = module.__dict__.get("forward")
+    while isinstance(forward, Around):
+        forward = forward.inner
+    own = forward is None or getattr(forward, "__func__", None) is type(module).forward
+    return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
 
 
 def wrong_shape(arch: MossArch, x: Tensor, context: Tensor, mask: Tensor | None) -> str | None:
@@ -161,6 +200,7 @@ class Router:
         self, x: Tensor, timesteps: Tensor, context: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         handle = self.handle
+        handle.entered = True
         x, timesteps, context = at_boundary(handle.options.inputs, x, timesteps, context)
         if not handle.rung.managed:
             return self.inner(x, timesteps, context, *args, **kwargs)

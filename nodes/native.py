@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,52 +12,62 @@ from ..fold.arch import MossArch
 from ..fold.errors import MossError
 from ..fold.stream import StreamPlan
 from .handle import Handle
-from .tree import ROOT, Tree, blocks, stream_norms, stream_writers
+from .tree import ROOT, Tree, patched_object, stream_norms, stream_writers
 
 
-class ScaledWriter:
-    """A writer's forward with its output times c. Inert while the managed forward runs, which scales for itself."""
+class Around:
+    """Stands around a module's forward: `after` gets what it returned. Inert while the managed forward runs, and while
+    another one of these stands further out (see `outermost`)."""
 
-    def __init__(self, inner: Callable[..., Tensor], handle: Handle, path: str, outer: bool = False) -> None:
+    def __init__(self, inner: Callable[..., Any], handle: Handle, path: str, outer: bool = False) -> None:
         self.inner, self.handle, self.path, self.outer = inner, handle, path, outer
 
     @property
     def active(self) -> bool:
         return not self.handle.rung.managed and (self.outer or self.path not in self.handle.covered)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        y = self.inner(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.inner(*args, **kwargs)
+        return self.after(out) if self.active else out
+
+    def after(self, out: Any) -> Any:
+        raise NotImplementedError
+
+    def hook(self, module: nn.Module, args: Any, out: Any) -> Any:
+        """The same as a forward hook, for a module on which other packs' hooks come after its forward."""
+        return self.after(out) if self.active else out
+
+
+class ScaledWriter(Around):
+    """A writer's output times c."""
+
+    def after(self, out: Tensor) -> Tensor:
         entry = self.handle.rung.plan.entry
-        return y if entry == 1.0 or not self.active else y * entry
+        return out if entry == 1.0 else out * entry
 
 
-class ScaledGates(ScaledWriter):
-    """The shared modulation's forward with its two gates, rows [2D:3D] and [5D:6D], times c / s."""
+class ScaledGates(Around):
+    """The shared modulation's two gates, rows [2D:3D] and [5D:6D], times c / s."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        y = self.inner(*args, **kwargs)
+    def after(self, out: Tensor) -> Tensor:
         f = self.handle.rung.plan.factors
-        if f.identity or not self.active:
-            return y
-        y, d = y.clone(), y.shape[-1] // 6
+        if f.identity:
+            return out
+        y, d = out.clone(), out.shape[-1] // 6
         y[..., 2 * d : 3 * d] *= f.c[0] / f.s_attn[0]
         y[..., 5 * d :] *= f.c[0] / f.s_ffn[0]
         return y
 
 
-class CountedBlock:
-    """A block's forward whose result, the stream, is counted."""
+class CountedBlock(Around):
+    """A block's result, the stream, is counted."""
 
-    def __init__(self, inner: Callable[..., Any], handle: Handle, site: int) -> None:
-        self.inner, self.handle, self.site = inner, handle, site
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        out = self.inner(*args, **kwargs)
+    def after(self, out: Any) -> Any:
         observer = self.handle.observer
-        if observer is not None and not self.handle.rung.managed:
+        if observer is not None:
             stream = out[0] if isinstance(out, tuple | list) else out
             if isinstance(stream, Tensor):
-                observer.stream(self.site, stream)
+                observer.stream(self.handle.sites[self.path], stream)
         return out
 
 
@@ -69,53 +78,62 @@ EXTRA_WRITERS = ("control_embedder", "control_proj", "control_projection", "cont
 PATCHES = (ScaledWriter, ScaledGates, CountedBlock)
 
 
-def scaled_modules(tree: nn.Module, arch: MossArch) -> dict[str, type[ScaledWriter]]:
-    """Every module whose output the fold scales, by path: MOSS-Image's own, and the extra ones this class has."""
+def wrapped_modules(tree: nn.Module, handle: Handle) -> dict[str, type[Around]]:
+    """Every module that the native path stands around, by path: MOSS-Image's own writers and the extra ones that this
+    class has, which the fold scales; and its blocks, where they are counted."""
     extra = [path for path in EXTRA_WRITERS if isinstance(getattr(tree, path, None), nn.Module)]
     return {
-        **dict.fromkeys((*stream_writers(arch), *extra), ScaledWriter),
+        **dict.fromkeys((*stream_writers(handle.arch), *extra), ScaledWriter),
         "shared_block_modulation": ScaledGates,
+        **(dict.fromkeys(handle.sites, CountedBlock) if handle.counting else {}),
     }
 
 
 def patch_native(model: Any, tree: nn.Module, handle: Handle) -> None:
     """Put the native path's object patches on a MODEL clone. Raises MossError for a norm without a plain eps."""
-    arch = handle.arch
-    for path, kind in scaled_modules(tree, arch).items():
-        _wrap(model, path, partial(kind, handle=handle, path=path))
-    if handle.counting:
-        for site, path in enumerate(blocks(arch)):
-            _wrap(model, path, partial(CountedBlock, handle=handle, site=site))
-    for path, eps in eps_values(tree, arch, handle.start.plan).items():
-        model.add_object_patch(f"{ROOT}.{path}.eps", eps)
+    for path, kind in wrapped_modules(tree, handle).items():
+        name = f"{ROOT}.{path}.forward"
+        model.add_object_patch(name, kind(patched_object(model, name), handle, path))
+    for path, eps in eps_values(tree, handle.arch, handle.start.plan).items():
+        name = f"{ROOT}.{path}.eps"
+        patched_object(model, name)
+        model.add_object_patch(name, eps)
 
 
 @contextlib.contextmanager
 def outermost(tree: nn.Module, handle: Handle) -> Iterator[None]:
-    """Scaling stands outside whatever else has wrapped a writer's forward, for the length of a call.
+    """Scaling and counting stand outside whatever else has changed a module, for the length of a call.
 
-    Bypass adapters and other packs' patches are put around ours when the MODEL is loaded. What they add is a part of
-    the writer's output, so the factor has to come after it: ours inside stands still and one outside takes its place.
+    Bypass adapters, other packs' patches and hooks, and modules put in the place of others are there when the MODEL is
+    loaded. What they add is a part of the module's output, so the factor has to come after it: ours inside stands still
+    and one outside takes its place.
     """
-    moved: dict[str, tuple[nn.Module, Any]] = {}
-    for path, kind in scaled_modules(tree, handle.arch).items():
-        module = tree.get_submodule(path)
-        current = module.forward
-        if not (isinstance(current, ScaledWriter) and current.handle is handle):
-            moved[path] = (module, current)
-            module.forward = kind(current, handle, path, outer=True)
-    handle.covered = frozenset(moved)
-    try:
+    with contextlib.ExitStack() as undo:
+        covered = set()
+        for path, kind in wrapped_modules(tree, handle).items():
+            module = tree.get_submodule(path)
+            current, hooked = module.forward, bool(module._forward_hooks)
+            if isinstance(current, kind) and current.handle is handle and not hooked:
+                continue
+            covered.add(path)
+            outer = handle.outer.get(path)
+            if outer is None or outer.inner != current:  # the same one again, or compiled code would be built anew
+                outer = handle.outer[path] = kind(current, handle, path, outer=True)
+            if hooked:
+                undo.callback(module.register_forward_hook(outer.hook).remove)
+            else:
+                undo.callback(_put_back, module, current if "forward" in module.__dict__ else None)
+                module.forward = outer
+        undo.callback(setattr, handle, "covered", frozenset())
+        handle.covered = frozenset(covered)
         yield
-    finally:
-        handle.covered = frozenset()
-        for module, current in moved.values():
-            module.forward = current
 
 
-def _wrap(model: Any, path: str, make: Callable[[Any], Any]) -> None:
-    name = f"{ROOT}.{path}.forward"
-    model.add_object_patch(name, make(model.get_model_object(name)))
+def _put_back(module: nn.Module, forward: Any) -> None:
+    if forward is None:
+        del module.forward  # the class's own
+    else:
+        module.forward = forward
 
 
 def eps_values(tree: nn.Module, arch: MossArch, plan: StreamPlan) -> dict[str, float]:

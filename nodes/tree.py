@@ -28,6 +28,25 @@ def moss_tree(model: Any, node: str) -> Tree:
     return tree
 
 
+def patched_object(model: Any, name: str) -> Any:
+    """`get_model_object` for a name below a module that another node's object patch has replaced, too."""
+    owner = None
+    for key in model.object_patches:
+        if key == name or name.startswith(f"{key}."):
+            owner = key  # patches are put on in this order, so the last one counts
+    if owner is None or owner == name:
+        return model.get_model_object(name)
+    found = model.object_patches[owner]
+    for part in name.removeprefix(f"{owner}.").split("."):
+        if not hasattr(found, part):
+            raise MossError(
+                f"Another node has put a {type(model.object_patches[owner]).__name__} in the place of {owner}, and it "
+                f"has no {part}. Connect the MOSS node before that node."
+            )
+        found = getattr(found, part)
+    return found
+
+
 def arch_of(tree: Tree) -> MossArch:
     """The geometry of a module tree, whatever its weights are stored as (quantized ones are not looked at)."""
     if isinstance(arch := getattr(tree, "arch", None), MossArch):
@@ -96,3 +115,13 @@ def small_modules(tree: nn.Module, arch: MossArch) -> list[str]:
     heads = [f"{block}.{norm}" for block in blocks(arch) for norm in ("q_norm", "k_norm")]
     conditioning = ["time_embedding.0", "time_embedding.2", "shared_block_modulation", "video_head_modulation"]
     return [*stream_norms(arch), *heads, *conditioning, "final_linear_video"]
+
+
+def containers(tree: nn.Module, arch: MossArch) -> list[str]:
+    """Paths of the modules that hold what the managed forward calls, without being called by it."""
+    called = [*small_modules(tree, arch), *stream_writers(arch), *(f"layers.{i}.proj.o" for i in range(arch.depth))]
+    found: dict[str, None] = {}
+    for path in called:
+        while path := path.rpartition(".")[0]:
+            found[path] = None
+    return list(found)
