@@ -34,6 +34,8 @@ INPUT_CHOICES = ("default", *DTYPES, "passthrough")
 _ROPE = "rope.bands"
 _QKV = ".proj.qkv.weight"
 _SHOWN = 3
+#: Each line is held against every parameter; no model has this many parameters.
+MOST_RULES = 4096
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -152,6 +154,10 @@ def parse_rules(lines: str | Iterable[str]) -> tuple[DtypeRule, ...]:
                 f"not {line.strip()[:80]!r}."
             )
         rules.append(DtypeRule(pattern, DTYPES[name]))
+    if len(rules) > MOST_RULES:
+        raise MossError(
+            f"There are {len(rules)} lines of parameter dtypes, but more than {MOST_RULES} are not looked at."
+        )
     return tuple(rules)
 
 

@@ -175,7 +175,8 @@ def _parse_one(text: str, field: str) -> float:
             return float(above) / float(below)
         if "^" in text:
             base, exponent = text.split("^")
-            return math.pow(float(base), float(exponent))
+            # -2^-4 is -(2^-4), not the (-2)^-4 that pow would make of it
+            return math.copysign(math.pow(abs(float(base)), float(exponent)), float(base))
         return float(text)
     except (ValueError, ArithmeticError):
         raise MossError(f"{field} must be numbers like 0.0625 or 1/16, but it has {_shown(text)}.") from None
@@ -185,5 +186,8 @@ def _shown(value: object) -> str:
     """A short printable form of an untrusted value."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         return "a very large integer"
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        return "a list in lists, too deep to show"
     return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -262,3 +262,8 @@ def test_the_command_line_refuses(
     assert main(line) == 2
     assert sentence in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_beyond_all_measure_are_refused() -> None:
+    with pytest.raises(MossError, match="100000 lines"):
+        parse_rules("layers.*.proj.o.weight = fp32\n" * 100_000)

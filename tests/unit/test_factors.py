@@ -26,7 +26,7 @@ def test_factors_are_read(text: str | float, values: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "1/0", "0", "-1", "nan", "inf", "1,,2", "1/2/3", "1e300", "1e-300", "(-8)^0.5"]
+    "text", ["", "a", "1/0", "0", "-1", "nan", "inf", "1,,2", "1/2/3", "1e300", "1e-300", "(-8)^0.5", "-2^-4"]
 )
 def test_what_is_no_factor_is_named(text: str) -> None:
     with pytest.raises(MossError, match="s_ffn"):
@@ -37,6 +37,14 @@ def test_what_is_no_factor_is_named(text: str) -> None:
 def test_bad_values_are_refused_in_words(value: object) -> None:
     with pytest.raises(MossError, match=r"^c .*\.$"):
         Factors((value,))  # type: ignore[arg-type]
+
+
+def test_a_deep_list_is_refused_in_words() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(MossError, match="too deep to show"):
+        Factors.from_json({"c": [deep]})
 
 
 def test_lists_are_expanded_or_refused() -> None:
