@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import comfy.utils
 import torch
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 from torch import nn
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 #: The callables of this pack that stand in a MODEL's object patches; each has what it wraps as `inner`.
 OURS = (*PATCHES, Router, OwnDtype)
+
+#: Key of the callback that a clone on another module needs; adapters have one of their own under KEY.
+FOLLOW = f"{KEY}_follow"
 
 NO_FIX = (
     "MOSS-Image runs in fp16 as stored, without a fix: the base weights overflow there. Healed finetunes want exactly "
@@ -98,6 +102,7 @@ def apply_fix(
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, ModelCall(handle))
     clone.add_callback_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY, refuse_multigpu)
     clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, last_on_first_off)
+    clone.add_callback_with_key(CallbacksMP.ON_CLONE, FOLLOW, follow_module)
     clone.set_attachments(KEY, handle)
     return clone
 
@@ -120,6 +125,27 @@ def last_on_first_off(patcher: Any) -> None:
     found = sorted(backup.items(), key=lambda item: place.get(item[0], -1), reverse=True)
     backup.clear()
     backup.update(found)
+
+
+def follow_module(patcher: Any, made: Any) -> None:
+    """A clone may be made on another module, loaded anew: for torch.compile, and for LoRA hooks, where ComfyUI's own
+    loading (dynamic VRAM) cannot serve them. What our patches call has to be of that module, too."""
+    if made.model is patcher.model:
+        return
+    for name, patch in made.object_patches.items():
+        if isinstance(patch, OURS):
+            made.object_patches[name] = _moved(patch, name, made)
+
+
+def _moved(patch: Any, name: str, made: Any) -> Any:
+    """One of our patches, and those of ours it stands around, on the module of `made`."""
+    inner = patch.inner
+    if isinstance(inner, OURS):
+        inner = _moved(inner, name, made)
+    elif isinstance(getattr(inner, "__self__", None), nn.Module):
+        put_on = made.object_patches_backup  # where the module is in use already, its own forwards are here
+        inner = put_on[name] if name in put_on else comfy.utils.get_attr(made.model, name)
+    return patch.on(inner, made.model) if isinstance(patch, Router) else patch.on(inner)
 
 
 def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
@@ -159,6 +185,7 @@ def remove_fix(clone: Any) -> Any:
     unfold_adapters(clone)
     for call in (CallbacksMP.ON_DEEPCLONE_MULTIGPU, CallbacksMP.ON_PRE_RUN):
         clone.remove_callbacks_with_key(call, KEY)
+    clone.remove_callbacks_with_key(CallbacksMP.ON_CLONE, FOLLOW)
     clone.remove_attachments(KEY)
     return clone
 

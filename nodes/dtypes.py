@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,12 +37,24 @@ def at_boundary(
 class OwnDtype:
     """A linear's forward in a dtype of its own. `called` shows whether the model's class calls it at all."""
 
-    def __init__(self, inner: Any, dtype: torch.dtype) -> None:
-        self.inner, self.run, self.called = inner, in_own_dtype(inner, dtype), False
+    def __init__(self, inner: Any, dtype: torch.dtype, use: Use | None = None) -> None:
+        self.inner, self.dtype, self.use = inner, dtype, use or Use()
+        self.run = in_own_dtype(inner, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.called = True
+        self.use.called = True
         return self.run(x)
+
+    def on(self, inner: Any) -> OwnDtype:
+        """The same around another module's forward."""
+        return OwnDtype(inner, self.dtype, self.use)
+
+
+@dataclass
+class Use:
+    """Shared by the patches of one path on all copies of a MODEL."""
+
+    called: bool = False
 
 
 def rules_on(tree: nn.Module, rules: tuple[DtypeRule, ...], dtype: torch.dtype, *, own: bool) -> AppliedDtypes:
@@ -66,7 +79,7 @@ def patch_parameters(model: Any, tree: nn.Module, applied: AppliedDtypes) -> dic
 
 def bypassed(patches: dict[str, OwnDtype]) -> str | None:
     """After a run: the sentence about linears that the class never called, so that their dtype had no effect."""
-    idle = [path for path, patch in patches.items() if not patch.called]
+    idle = [path for path, patch in patches.items() if not patch.use.called]
     if not idle:
         return None
     return (

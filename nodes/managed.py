@@ -196,6 +196,10 @@ class Router:
     def __init__(self, inner: Callable[..., Tensor], handle: Handle, base: Any) -> None:
         self.inner, self.handle, self.base = inner, handle, base
 
+    def on(self, inner: Callable[..., Tensor], base: Any) -> Router:
+        """The same on another module."""
+        return Router(inner, self.handle, base)
+
     def __call__(
         self, x: Tensor, timesteps: Tensor, context: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:

@@ -33,6 +33,10 @@ class Around:
     def after(self, out: Any) -> Any:
         raise NotImplementedError
 
+    def on(self, inner: Callable[..., Any]) -> Around:
+        """The same around another module's forward."""
+        return type(self)(inner, self.handle, self.path, self.outer)
+
     def hook(self, module: nn.Module, args: Any, out: Any) -> Any:
         """The same as a forward hook, for a module on which other packs' hooks come after its forward."""
         return self.after(out) if self.active else out

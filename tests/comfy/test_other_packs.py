@@ -10,12 +10,14 @@ import pytest
 import torch
 from comfy.model_patcher import PatcherInjection
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
+from moss_fp16_pack.fold.dtypes import parse_rules
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.nodes import selfcheck
 from torch import Tensor, nn
 
 FOLD = {"fix": "online", "c": 1 / 16}
 FP16_ERROR = 5e-3
+RULES = parse_rules("layers.*.proj.o.weight = fp32")
 
 pytestmark = pytest.mark.usefixtures("foreign")
 
@@ -213,3 +215,41 @@ def test_padding_that_is_not_finite_is_no_fault_of_the_prompt() -> None:
     out = sample(model, [[padded, {"attention_mask": mask}]], steps=1)
     assert rel(out, sample(load("hot", "fp32"), prompt, steps=1)) < FP16_ERROR
     assert len(report(model)["rescues"]) == 1
+
+
+# ---- clones on a module of their own ------------------------------------------------------------------------------
+
+
+def darker(model: Any) -> Any:
+    """A MODEL that can be told from one fresh from the file."""
+    with torch.no_grad():
+        model.model.diffusion_model.video_embedder.weight.mul_(0.75)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options", [FOLD, {"fix": "fp32_residual"}, FOLD | {"rules": RULES}], ids=["fold", "wide", "own"]
+)
+@pytest.mark.parametrize("make", [load, stock])
+def test_a_clone_on_a_module_loaded_anew(make: Any, options: dict[str, Any]) -> None:
+    """What torch.compile and LoRA hooks get under dynamic VRAM: the fix has to go along."""
+    prompt = conditioning("hot")
+    reference = sample(darker(make("hot", "fp32")), prompt)
+    first, anew = make("hot", "fp32"), darker(make("hot", "fp32"))
+    bare = sample(first, prompt)
+    model = fixed(first, **options)
+    for _ in range(2):  # the second time that module is loaded, with the first clone's patches on it
+        clone = model.clone(model_override=anew.get_clone_model_override())
+        assert rel(sample(clone, prompt), reference) < 1e-6
+        found = report(clone)
+        assert all(block["max_abs"] > 0 for block in found["blocks"]) and found["warnings"] == []
+    assert torch.equal(sample(anew, prompt), reference)
+    assert torch.equal(sample(first, prompt), bare)
+
+
+def test_such_a_clone_is_rescued() -> None:
+    prompt = conditioning("burst")
+    reference = sample(stock("burst", "fp32"), prompt)
+    model = fixed(stock("burst", "fp16"), fix="none")
+    clone = model.clone(model_override=stock("burst", "fp16").get_clone_model_override())
+    assert rel(sample(clone, prompt), reference) < FP16_ERROR
