@@ -27,6 +27,14 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return the exit status."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # also while torch is being imported, which takes seconds
+        print("Stopped.", file=sys.stderr)
+        return 1
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = _Parser(prog="python -m fold", description="MOSS-Image in fp16: inspect, run and convert checkpoints.")
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
     # Only the command asked for is imported; for --help, or a command that is none, all of them.
@@ -62,9 +70,6 @@ def _guarded(args: argparse.Namespace) -> int:
         return 1
     except (MossError, OSError) as error:
         return _complain(error, 2)
-    except KeyboardInterrupt:
-        print("Stopped.", file=sys.stderr)
-        return 1
     except Exception as error:
         if os.environ.get("MOSS_FP16_TRACEBACK"):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -318,3 +319,12 @@ def test_bytes_for_people() -> None:
         "2.5 MB",
         "11.2 GB",
     ]
+
+
+def test_ctrl_c_while_torch_is_imported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(name: str, package: str | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert main(["sample", "x"]) == 1
+    assert capsys.readouterr().err == "Stopped.\n"
