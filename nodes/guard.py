@@ -164,6 +164,12 @@ _POSITIONAL = ("c_concat", "c_crossattn", "control", "transformer_options")
 _OPTIONS = _POSITIONAL.index("transformer_options")
 
 
+def _eagerly() -> contextlib.AbstractContextManager[None]:
+    """Without torch.compile: compiling takes minutes, and what is looked at here runs but once. torch 2.6 and newer."""
+    stance = getattr(torch.compiler, "set_stance", None)
+    return contextlib.nullcontext() if stance is None else stance("force_eager")
+
+
 class _Call:
     """One model call that can be computed again on another rung."""
 
@@ -285,7 +291,7 @@ class _Call:
             return evidence_of(blocks, None)
         handle.rung, handle.watch = replace(chosen, managed=True), watch
         try:
-            with torch.compiler.set_stance("force_eager"):  # compiling takes minutes, and this way it runs but once
+            with _eagerly():
                 self.compute()
                 if not watch.asked:
                     self._leave_out_wrappers()
