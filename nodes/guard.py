@@ -36,6 +36,8 @@ class ModelCall:
             refuse_unscaled(call.tree, call.patcher, handle.arch, handle.start.plan.baked)
         if run.model_calls == 0 and handle.start.managed:
             call.check_managed()
+        if run.partly:
+            call.leave_out_broken()
         out = call.compute()
         if handle.rung.managed and not handle.entered:
             raise MossError(BYPASSED)
@@ -45,16 +47,13 @@ class ModelCall:
             out = self._check(call, run, out)
         run.model_calls += 1
         run.counters.commit()
-        return out
+        return call.with_broken(out)
 
     def _bad(self, call: _Call, run: Run, out: Tensor) -> Tensor:
         if run.broken:
             return out  # an earlier call's result was kept as it was, and this one has grown out of it
         if (fault := call.input_fault()) is not None:
-            run.broken = True
-            live.notice(self.handle, run, "non_finite", "error", fault)
-            run.warn(fault)
-            return out
+            return self._faulty(call, run, out, fault)
         evidence = evidence_of(run.counters.read_call(), None)
         if self.handle.options.guard == "report":
             run.broken = True  # said once; the counts tell the rest
@@ -63,6 +62,20 @@ class ModelCall:
             live.notice(self.handle, run, "non_finite", "warn", sentence)
             return out
         return self._rescue(call, run, out, evidence)
+
+    def _faulty(self, call: _Call, run: Run, out: Tensor, fault: str) -> Tensor:
+        """The input was broken before. Where only some items of a batch are, the others go on without them."""
+        partly = self.handle.options.guard == "rescue" and call.some_are_broken()
+        fault = fault + _OTHERS if partly else fault
+        live.notice(self.handle, run, "non_finite", "error", fault)
+        run.warn(fault)
+        if not partly:
+            run.broken = True
+            return out
+        run.partly = True
+        call.leave_out_broken()
+        out = call.compute()
+        return self._bad(call, run, out) if call.is_bad(out) else out
 
     def _rescue(self, call: _Call, run: Run, out: Tensor, evidence: Evidence) -> Tensor:
         """Climb until the call is in range; the run stays on that rung."""
@@ -154,6 +167,7 @@ class ModelCall:
 _INPUT_FAULT = (
     "The latent held NaN or infinity before the model was called: a node before the sampler made it, not the fp16 fix."
 )
+_OTHERS = " The other images of the batch go on without it."
 _COND_FAULT = (
     "The conditioning {name} held NaN or infinity before the model was called: the node that made it is to blame, not "
     "the fp16 fix."
@@ -183,6 +197,7 @@ class _Call:
         self.options: dict[str, Any] = named.pop("transformer_options", None) or {}
         self.control = named.pop("control", None)
         self.conds = named
+        self.sound: Tensor | None = None  # [B, 1, 1, 1]: items whose latent is finite, once the others are left out
 
     @property
     def tree(self) -> Any:
@@ -221,6 +236,23 @@ class _Call:
             if isinstance(value, Tensor) and value.is_floating_point() and not bool(self._finite(name, value).all()):
                 return _COND_FAULT.format(name="text" if name == "c_crossattn" else name)
         return None
+
+    def some_are_broken(self) -> bool:
+        """Whether the latents of some items of the batch are not finite, but not those of all."""
+        count = int(self._sound_items().sum())
+        return 0 < count < self.x.shape[0]
+
+    def leave_out_broken(self) -> None:
+        """Put zeros in the place of latents that are not finite. Without a wait for the device."""
+        self.sound = self._sound_items()
+        self.x = torch.where(self.sound, self.x, 0.0)
+
+    def with_broken(self, out: Tensor) -> Tensor:
+        """The result, not finite again for the items that were left out: they must not look like pictures."""
+        return out if self.sound is None else torch.where(self.sound, out, torch.nan)
+
+    def _sound_items(self) -> Tensor:
+        return self.x.isfinite().flatten(1).all(dim=1).reshape(-1, *[1] * (self.x.dim() - 1))
 
     def _finite(self, name: str, value: Tensor) -> Tensor:
         """Where a conditioning is finite; what pads a text is of no account."""

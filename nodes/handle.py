@@ -75,6 +75,8 @@ class Run:
     self_check: dict[str, Any] | None = None
     checks: int = 0
     broken: bool = False
+    #: items of the batch came in broken and are left out, so that the guard can look after the others
+    partly: bool = False
     started: float = field(default_factory=time.monotonic)
 
     def warn(self, sentence: str) -> None:

@@ -230,6 +230,27 @@ def test_a_nan_latent_is_the_inputs_fault(make: Any, notices: list[dict[str, Any
     assert found["summary"]["peak"] is None and found["summary"]["non_finite"] > 0
 
 
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+def test_a_nan_latent_in_a_batch_leaves_the_others_their_rescue(
+    make: Any, notices: list[dict[str, Any]], cfg: float
+) -> None:
+    prompt = conditioning("hot")
+    whole = torch.zeros(3, 128, 6, 4)
+    latent = whole.clone()
+    latent[1, 0, 0, 0] = float("nan")
+    model = fixed(make("hot", "fp16"), fix="none")
+    out = sample(model, prompt, latent=latent, cfg=cfg)
+    reference = sample(make("hot", "fp32"), prompt, latent=whole, cfg=cfg)
+    assert not out[1].isfinite().any()
+    for item in (0, 2):
+        assert rel(out[item], reference[item]) < FP16_ERROR
+    found = report(model)
+    assert len(found["rescues"]) == 1
+    assert any("latent held NaN" in sentence and "other images" in sentence for sentence in found["warnings"])
+    assert found["summary"]["peak"] is not None and found["summary"]["non_finite"] == 0
+    assert sum("other images" in n["text"] for n in notices) == 1
+
+
 def test_a_nan_prompt_is_the_inputs_fault(make: Any) -> None:
     prompt = conditioning("cool")
     prompt[0][0] = prompt[0][0].clone()
