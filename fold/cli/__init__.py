@@ -7,10 +7,14 @@ heavy inside ``run``. Exit status: 0 done, 2 bad arguments or input (one line on
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import NoReturn
 
 from ..errors import MossError
@@ -28,10 +32,28 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str]) -> int:
     """Run one command and return the exit status."""
     try:
-        return _main(argv)
+        with _stoppable():
+            return _main(argv)
     except KeyboardInterrupt:  # also while torch is being imported, which takes seconds
         print("Stopped.", file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Make a plain ``kill`` unwind like Ctrl-C, so that what is half done is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _main(argv: Sequence[str]) -> int:

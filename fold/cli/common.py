@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import signal
-from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MossError
@@ -80,17 +76,3 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Make a plain ``kill`` unwind like Ctrl-C, so that what is half done is cleaned up."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

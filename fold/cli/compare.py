@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .common import add_command, add_json_option, stoppable
+from .common import add_command, add_json_option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,13 +90,12 @@ def run(args: argparse.Namespace) -> int:
     if args.against:
         _refuse_inputs(args)
     reference = load_run(args.against) if args.against else None
-    with stoppable():
-        if is_run(args.checkpoint):
-            if reference is None or args.save:
-                raise MossError(f"{args.checkpoint} is a saved run: give the one it is held against with --against.")
-            other = load_run(args.checkpoint)
-        else:
-            reference, other = _run_both(args, reference)
+    if is_run(args.checkpoint):
+        if reference is None or args.save:
+            raise MossError(f"{args.checkpoint} is a saved run: give the one it is held against with --against.")
+        other = load_run(args.checkpoint)
+    else:
+        reference, other = _run_both(args, reference)
     if args.save:
         save_run(args.save, other)
     if reference is None:

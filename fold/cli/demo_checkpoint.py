@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .common import add_command, add_json_option, add_overwrite_option, human_bytes, print_json, stoppable
+from .common import add_command, add_json_option, add_overwrite_option, human_bytes, print_json
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     arch = demo_arch(args.dim, args.depth, args.heads, ffn_dim=args.ffn_dim, text_dim=args.text_dim)
     check_outputs(args.target, args.io, overwrite=args.overwrite)
     peak = PEAK if args.peak is None else args.peak
-    with stoppable(), Progress("Making", human_bytes) as progress:
+    with Progress("Making", human_bytes) as progress:
         size = write_demo(args.target, arch, seed=args.seed, peak=peak, overwrite=args.overwrite, progress=progress)
         if args.io:
             save_tensors(args.io, demo_inputs(arch, seed=args.seed), overwrite=args.overwrite)

@@ -14,7 +14,6 @@ from .common import (
     factors_from,
     human_bytes,
     print_json,
-    stoppable,
 )
 from .progress import Progress
 
@@ -84,7 +83,7 @@ def rewrite(args: argparse.Namespace, unfold: bool, check: Callable[[], EpsCheck
     from ..export import export_checkpoint
     from ..factors import IDENTITY
 
-    with stoppable(), Progress("Writing", human_bytes) as progress:
+    with Progress("Writing", human_bytes) as progress:
         result = export_checkpoint(
             args.source,
             args.target,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import add_command, add_json_option, stoppable
+from .common import add_command, add_json_option
 
 if TYPE_CHECKING:
     from ..probe import ProbeSettings
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         # layers cast to fp32 as they run, so the file's own dtype will do; unfolding may need more range than it has
         stored = torch.float32 if checkpoint.record else DTYPES.get(checkpoint.dtype, torch.float32)
         model = load_model(checkpoint, stored, device)
-    with stoppable(), Progress("Probing") as progress:
+    with Progress("Probing") as progress:
         result = probe(model, arch, prompts, settings, device=device, progress=progress)
     found = result.to_json()
     show_result(found, table(found), out=args.out, as_json=args.json)

@@ -265,6 +265,22 @@ def test_a_plain_kill_cleans_up(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals and pipes")
+@pytest.mark.parametrize("command", ["forward", "sample"])
+def test_a_plain_kill_is_one_line_for_every_command(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def killed(_: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        return 0
+
+    monkeypatch.setattr(f"fold.cli.{command}.run", killed)
+    given = {"forward": ["--io", "f", "--latent", "l", "--context", "c", "--sigma", "1"], "sample": ["--cond", "f"]}
+    before = signal.getsignal(signal.SIGTERM)
+    assert main([command, "no.safetensors", *given[command], "--out", "out"]) == 1
+    assert capsys.readouterr().err == "Stopped.\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def writes_into(folder: Path, pid: int) -> bool:
     return any(link.is_symlink() and str(folder) in str(link.readlink()) for link in descriptors(pid))
 
