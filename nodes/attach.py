@@ -7,7 +7,7 @@ from typing import Any
 
 import comfy.utils
 import torch
-from comfy.patcher_extension import CallbacksMP, WrappersMP
+from comfy.patcher_extension import CallbacksMP, PatcherInjection, WrappersMP
 from torch import nn
 
 from ..fold.errors import MossError
@@ -101,7 +101,7 @@ def apply_fix(
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, SamplingRun(handle))
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, ModelCall(handle))
     clone.add_callback_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY, refuse_multigpu)
-    clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, KEY, last_on_first_off)
+    clone.set_injections(KEY, [PatcherInjection(last_on_first_off, lambda _: None)])
     clone.add_callback_with_key(CallbacksMP.ON_CLONE, FOLLOW, follow_module)
     clone.set_attachments(KEY, handle)
     return clone
@@ -115,7 +115,7 @@ def refuse_multigpu(*_: Any) -> None:
 
 
 def last_on_first_off(patcher: Any) -> None:
-    """Before a run: see to it that the object patches just put on come off in reverse.
+    """After every load: see to it that the object patches just put on come off in reverse.
 
     ComfyUI takes them off in the order it put them on. Where a node has replaced a module and another patches something
     on it, that leaves the patch on the wrong one of the two for good.
@@ -183,8 +183,8 @@ def remove_fix(clone: Any) -> Any:
     for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.APPLY_MODEL):
         clone.remove_wrappers_with_key(kind, KEY)
     unfold_adapters(clone)
-    for call in (CallbacksMP.ON_DEEPCLONE_MULTIGPU, CallbacksMP.ON_PRE_RUN):
-        clone.remove_callbacks_with_key(call, KEY)
+    clone.remove_callbacks_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY)
+    clone.remove_injections(KEY)
     clone.remove_callbacks_with_key(CallbacksMP.ON_CLONE, FOLLOW)
     clone.remove_attachments(KEY)
     return clone

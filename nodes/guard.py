@@ -339,7 +339,9 @@ class _Call:
         return getattr(self.base, "current_patcher", None)
 
     def combination(self) -> tuple[Any, ...]:
-        return selfcheck.combination(self.tree, self.patcher, self.options, self.conds, self.handle.rung.managed)
+        run = self.handle.current()
+        run.model_key = run.model_key or selfcheck.of_model(self.tree, self.patcher)
+        return (*run.model_key, *selfcheck.of_call(self.options, self.conds, self.handle.rung.managed))
 
     def suspects(self) -> str:
         return selfcheck.suspects(self.conds, self.options, self.control)

@@ -74,6 +74,8 @@ class Run:
     notices: set[str] = field(default_factory=set)
     self_check: dict[str, Any] | None = None
     checks: int = 0
+    #: the MODEL's part of the combinations that the self-check goes by
+    model_key: tuple[Any, ...] = ()
     broken: bool = False
     #: items of the batch came in broken and are left out, so that the guard can look after the others
     partly: bool = False

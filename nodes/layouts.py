@@ -62,7 +62,8 @@ class NamedWeights(OrderedDict[str, Tensor]):
     """A state dict that knows its weights by other names, too.
 
     Iterating over it gives each weight once, which is how ComfyUI counts and saves. `keys()` and `in`, which the
-    adapter loaders ask, know all names, and `[...]` answers to all of them.
+    adapter loaders ask, know all names, and `[...]` answers to all of them. So `dict(...)` of one has all of them, too:
+    use `plain()` for the weights alone.
     """
 
     def __init__(self, weights: Mapping[str, Tensor] | None = None, others: Mapping[str, Place] | None = None) -> None:

@@ -12,7 +12,7 @@ from ..fold.arch import MossArch
 from ..fold.errors import MossError
 from ..fold.stream import StreamPlan
 from .handle import Handle
-from .tree import ROOT, Tree, patched_object, stream_norms, stream_writers
+from .tree import ROOT, Tree, below_replaced, patched_object, stream_norms, stream_writers
 
 
 class Around:
@@ -97,7 +97,8 @@ def patch_native(model: Any, tree: nn.Module, handle: Handle) -> None:
     """Put the native path's object patches on a MODEL clone. Raises MossError for a norm without a plain eps."""
     for path, kind in wrapped_modules(tree, handle).items():
         name = f"{ROOT}.{path}.forward"
-        model.add_object_patch(name, kind(patched_object(model, name), handle, path))
+        if not below_replaced(model, name):  # there `outermost` stands around it, call by call
+            model.add_object_patch(name, kind(model.get_model_object(name), handle, path))
     for path, eps in eps_values(tree, handle.arch, handle.start.plan).items():
         name = f"{ROOT}.{path}.eps"
         patched_object(model, name)
@@ -118,6 +119,7 @@ def outermost(tree: nn.Module, handle: Handle) -> Iterator[None]:
             module = tree.get_submodule(path)
             current, hooked = module.forward, bool(module._forward_hooks)
             if isinstance(current, kind) and current.handle is handle and not hooked:
+                handle.outer.pop(path, None)  # it would keep alive what another pack has taken off again
                 continue
             covered.add(path)
             outer = handle.outer.get(path)

@@ -19,10 +19,22 @@ MOST = 8
 _passed: set[tuple[Any, ...]] = set()
 
 
-def combination(
-    tree: nn.Module, patcher: Any, options: dict[str, Any], conds: dict[str, Any], managed: bool
-) -> tuple[Any, ...]:
-    """What decides whether every writer is accounted for: class, adapters, conditioning keys, patches, path."""
+def of_model(tree: nn.Module, patcher: Any) -> tuple[Any, ...]:
+    """What of a MODEL decides whether every writer is accounted for: class, adapters, what is put on the modules.
+
+    It stays as it is for a run, and takes longer to put together than the rest.
+    """
+    objects = {f"{name}:{_name(patch)}" for name, patch in getattr(patcher, "object_patches", {}).items()}
+    injected = {f"injection:{name}" for name, found in getattr(patcher, "injections", {}).items() if found}
+    return (
+        f"{type(tree).__module__}.{type(tree).__qualname__}",
+        frozenset(getattr(patcher, "patches", {})),
+        frozenset(objects | injected),
+    )
+
+
+def of_call(options: dict[str, Any], conds: dict[str, Any], managed: bool) -> tuple[Any, ...]:
+    """What of a call decides it: conditioning keys, block patches, wrappers, path."""
     patches = {f"{name}:{_name(p)}" for name, found in options.get("patches", {}).items() for p in found}
     replaced = {
         f"{group}:{key[0] if isinstance(key, tuple) else key}:{_name(patch)}"
@@ -35,13 +47,9 @@ def combination(
         for key, found in keyed.items()
         for w in found
     }
-    objects = {f"{name}:{_name(patch)}" for name, patch in getattr(patcher, "object_patches", {}).items()}
-    injected = {f"injection:{name}" for name, found in getattr(patcher, "injections", {}).items() if found}
     return (
-        f"{type(tree).__module__}.{type(tree).__qualname__}",
-        frozenset(getattr(patcher, "patches", {})),
         frozenset(key for key, value in conds.items() if value is not None),
-        frozenset(patches | replaced | wrappers | objects | injected),
+        frozenset(patches | replaced | wrappers),
         managed,
     )
 

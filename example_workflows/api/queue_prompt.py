@@ -245,7 +245,7 @@ def follow(events: EventStream, prompt_id: str, workflow: Json, show: bool, dead
             if kind == "executing" and data.get("node") in workflow:
                 print(f"  {time.monotonic() - started:6.1f} s  {workflow[data['node']]['class_type']}", file=sys.stderr)
             elif kind == "progress":
-                print(f"  {time.monotonic() - started:6.1f} s    step {data['value']}/{data['max']}", file=sys.stderr)
+                print(f"  {time.monotonic() - started:6.1f} s    {data['value']}/{data['max']}", file=sys.stderr)
     except (OSError, ValueError):
         return
 

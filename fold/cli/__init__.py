@@ -74,7 +74,9 @@ def _main(argv: Sequence[str]) -> int:
             1,
         )
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:  # said by the command's own parser, whose --help lists what there is
+            subparsers.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:
         return int(stop.code or 0)
     return _guarded(args)

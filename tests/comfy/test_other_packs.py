@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import comfy.model_management
 import pytest
 import torch
 from comfy.model_patcher import PatcherInjection
@@ -111,7 +114,12 @@ CHANGES = {
 def state(model: Any) -> dict[str, Any]:
     """What a patch could leave on the modules."""
     return {
-        path: (getattr(module.forward, "__func__", module.forward), getattr(module, "eps", None))
+        path: (
+            type(module),
+            getattr(module.forward, "__func__", module.forward),
+            getattr(module.forward, "__self__", None) is module,
+            getattr(module, "eps", None),
+        )
         for path, module in model.model.diffusion_model.named_modules()
     }
 
@@ -129,6 +137,45 @@ def test_the_fold_stands_outside_of_it(change: str, order: str) -> None:
         assert report(model)["self_check"]["difference"] in (0.0, None)
     assert torch.equal(sample(plain, prompt), bare)
     assert state(plain) == before
+
+
+def model_compiled(model: Any) -> Any:
+    model = model.clone()
+    model.add_object_patch("diffusion_model", torch.compile(model.model.diffusion_model, backend="eager"))
+    return model
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+@pytest.mark.parametrize("options", [FOLD, {"fix": "fp32_residual"}], ids=["online", "fp32_residual"])
+@pytest.mark.parametrize("apply", [writer_replaced, block_copied, model_compiled])
+def test_a_load_without_a_run_leaves_nothing(apply: Any, options: dict[str, Any], order: str) -> None:
+    """As when the MODEL is saved: it is loaded, patches and all, and taken down again."""
+    plain, prompt = stock("hot", "fp32"), conditioning("hot")
+    before, bare = state(plain), sample(plain, prompt)
+    model = apply(fixed(plain, **options)) if order == "first" else fixed(apply(plain), **options)
+    comfy.model_management.load_models_gpu([model])
+    assert torch.equal(sample(plain, prompt), bare)
+    assert state(plain) == before
+
+
+def test_a_block_patched_and_then_replaced() -> None:
+    plain, prompt = stock("hot", "fp32"), conditioning("hot")
+    before = state(plain)
+    reference = sample(block_replaced(block_patched(stock("hot", "fp32"))), prompt)
+    assert rel(sample(fixed(block_replaced(block_patched(plain)), **FOLD), prompt), reference) < 1e-7
+    sample(plain, prompt)
+    assert state(plain) == before
+
+
+def test_what_another_pack_took_off_again_is_let_go() -> None:
+    model, prompt = fixed(stock("hot", "fp32"), **FOLD), conditioning("hot")
+    changed = writer_replaced(model)
+    gone = weakref.ref(changed.object_patches["diffusion_model.video_embedder"])
+    sample(changed, prompt)
+    del changed
+    sample(model, prompt)
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize(
