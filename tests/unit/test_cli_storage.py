@@ -242,6 +242,12 @@ def module(*argv: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "fold", *argv], cwd=ROOT, text=True, **options)
 
 
+def test_an_unknown_option_points_to_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "export", "source", "target", "--out", "x")
+    assert status == 2
+    assert err == "python -m fold export: unrecognized arguments: --out x (see python -m fold export --help)\n"
+
+
 def test_as_a_module(tmp_path: Path) -> None:
     with module("inspect", str(tmp_path / "no"), stderr=subprocess.PIPE) as process:
         assert process.communicate()[1] == f"{tmp_path / 'no'} does not exist.\n"
