@@ -123,3 +123,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     running = getattr(item, "funcargs", {}).get("server")
     if report.failed and isinstance(running, ComfyServer):
         report.sections.append(("ComfyUI log", running.log_tail()))
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """No combination has passed the self-check before the test, nor counts as passed after it."""
+    from moss_fp16_pack.nodes import selfcheck
+
+    selfcheck.forget_all()
+    yield
+    selfcheck.forget_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,21 +10,14 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.nodes import live, selfcheck
+from moss_fp16_pack.nodes import live
 from server import PromptServer
 
 MODELS = {"builtin": load, "foreign": stock}
 FP16_ERROR = 5e-3
 
 
-pytestmark = pytest.mark.usefixtures("foreign")
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    selfcheck.forget_all()
-    yield
-    selfcheck.forget_all()
+pytestmark = pytest.mark.usefixtures("foreign", "forgotten")
 
 
 @pytest.fixture(params=MODELS)

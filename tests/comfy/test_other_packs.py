@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import comfy.model_management
@@ -15,21 +15,13 @@ from comfy.model_patcher import PatcherInjection
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.dtypes import parse_rules
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.nodes import selfcheck
 from torch import Tensor, nn
 
 FOLD = {"fix": "online", "c": 1 / 16}
 FP16_ERROR = 5e-3
 RULES = parse_rules("layers.*.proj.o.weight = fp32")
 
-pytestmark = pytest.mark.usefixtures("foreign")
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    selfcheck.forget_all()
-    yield
-    selfcheck.forget_all()
+pytestmark = pytest.mark.usefixtures("foreign", "forgotten")
 
 
 class Instead(nn.Module):

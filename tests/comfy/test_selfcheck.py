@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,7 @@ from moss_fp16_pack.nodes import live, selfcheck
 
 FP16_ERROR = 5e-3  # of a whole run of the golden models, in relative L2
 
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    selfcheck.forget_all()
-    yield
-    selfcheck.forget_all()
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 @pytest.fixture
