@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from .behind import WriteBehind
+from .buffers import Scratch, Turns
 from .checkpoint import Checkpoint, is_finite, open_checkpoint
 from .errors import MossCancelledError, MossError
 from .factors import IDENTITY, Factors
@@ -222,7 +222,7 @@ def _write_all(
 def _all_chunks(head: bytes, outputs: list[_Output], reader: _Reader) -> Iterator[Data]:
     """What the new file consists of; each chunk is good while _CHUNKS_BEHIND of them, itself included, wait."""
     yield head
-    scratch = _Scratch()
+    scratch = Scratch(_CHUNKS_BEHIND)
     for out in outputs:
         for piece in out.pieces:
             # A scale per row (the modulation's) only goes with a tensor in one piece.
@@ -234,7 +234,7 @@ def _raw_chunks(piece: _Piece, reader: _Reader) -> Iterator[Data]:
         yield reader.read(piece.info, offset, min(_CHUNK_BYTES, piece.info.nbytes - offset))
 
 
-def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader, scratch: _Scratch) -> Iterator[Data]:
+def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader, scratch: Scratch) -> Iterator[Data]:
     """The piece's rows, rescaled and cast, as many at a time as fit a chunk."""
     target = _TORCH_DTYPES[out.dtype]
     step = max(1, _CHUNK_BYTES // max(1, piece.row_bytes))
@@ -280,69 +280,20 @@ def _check_values(out: _Output, before: torch.Tensor, after: torch.Tensor) -> No
     raise MossError(f"{out.name} has values too large for {out.dtype}: export to bf16 or fp32 instead.")
 
 
-class _Turns:
-    """Buffers in turns: one is filled while the others wait to be written, and only then its turn comes again.
-
-    Memory fresh from the system costs about as much for each chunk as the work on it, so it is kept.
-    """
-
-    def __init__(self) -> None:
-        self._buffers = deque(bytearray() for _ in range(_CHUNKS_BEHIND + 1))
-
-    def take(self, count: int) -> memoryview:
-        """``count`` bytes that hold anything."""
-        buffer = self._buffers.popleft()
-        if len(buffer) < count:
-            buffer = bytearray(count)
-        self._buffers.append(buffer)
-        return memoryview(buffer)[:count]
-
-
 class _Reader:
     """Reads pieces of tensors. Plain reads: a memory map of a large file would count as this process's memory."""
 
     def __init__(self, files: dict[Path, BufferedReader]) -> None:
         self._files = files
-        self._turns = _Turns()
+        self._turns = Turns(_CHUNKS_BEHIND)
 
     def read(self, info: TensorInfo, offset: int, count: int) -> memoryview:
-        """``count`` bytes of a tensor, good for as long as `_Turns` says."""
+        """``count`` bytes of a tensor, good for as long as `Turns` says."""
         stream, data = self._files[info.file], self._turns.take(count)
         stream.seek(info.start + offset)
         if stream.readinto(data) != count:
             raise MossError(f"{info.file.name} became shorter while it was read.")
         return data
-
-
-class _Scratch:
-    """Where chunks are cast, in memory that is used again for every chunk."""
-
-    def __init__(self) -> None:
-        self._wide = bytearray()
-        self._turns = _Turns()
-
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        """Values of less than 32 bits in fp32, good until the next call; others as they are."""
-        if rows.element_size() >= 4:
-            return rows
-        count = rows.numel() * 4
-        if len(self._wide) < count:
-            self._wide = bytearray(count)
-        return _tensor_on(memoryview(self._wide)[:count], torch.float32, rows.shape).copy_(rows)
-
-    def cast(self, rows: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-        """``rows`` in ``target``, good for as long as `_Turns` says; ``rows`` itself where that is its dtype.
-
-        torch converts one 16-bit dtype into another a value at a time; by way of fp32 it is exact and much faster.
-        """
-        if rows.dtype == target:
-            return rows
-        result = _tensor_on(self._turns.take(rows.numel() * target.itemsize), target, rows.shape)
-        return result.copy_(rows if target == torch.float32 else self.widen(rows))
-
-
-def _tensor_on(data: memoryview, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return torch.frombuffer(data, dtype=dtype).reshape(shape)
 
 
 def _check_not_source(checkpoint: Checkpoint, target: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .arch import MossArch
-from .checkpoint import Checkpoint, check_finite
+from .checkpoint import Checkpoint, check_finite, is_finite
 from .dtypes import NOTHING_APPLIED, AppliedDtypes, in_own_dtype, stored_dtype
 from .errors import MossError
 from .layout import ROPE_BANDS
@@ -55,7 +55,7 @@ def ready_tensor(checkpoint: Checkpoint, name: str, target: torch.dtype, unfold:
         ready = unfold_tensor(name, tensor, checkpoint.arch, checkpoint.record.factors, target)
     else:
         ready = tensor.to(target)
-    if target == torch.float16 and ready.dtype != tensor.dtype and not bool(ready.isfinite().all()):
+    if target == torch.float16 and ready.dtype != tensor.dtype and not is_finite(ready):
         raise MossError(f"{name} in {checkpoint.where} does not fit fp16: compute in bf16 or fp32.")
     return ready
 

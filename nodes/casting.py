@@ -17,7 +17,7 @@ FLAG = "comfy_cast_weights"
 
 def cast_small_modules(model: Any, tree: nn.Module, arch: MossArch) -> None:
     """Object patches so that norms, conditioning and head take the managed forward's fp32 inputs."""
-    for path in small_modules(tree, arch):
+    for path in small_modules(arch):
         if getattr(tree.get_submodule(path), FLAG, True) is False:
             model.add_object_patch(f"{ROOT}.{path}.{FLAG}", True)
 

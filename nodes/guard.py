@@ -32,10 +32,8 @@ class ModelCall:
     def __call__(self, executor: Any, x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         handle, run = self.handle, self.handle.current()
         call = _Call(handle, executor, x, t, args, kwargs)
-        if run.model_calls == 0 and not handle.start.plan.baked.identity:
-            refuse_unscaled(call.tree, call.patcher, handle.arch, handle.start.plan.baked)
-        if run.model_calls == 0 and handle.start.managed:
-            call.check_managed()
+        if run.model_calls == 0:
+            call.check_model()
         if run.partly:
             call.leave_out_broken()
         out = call.compute()
@@ -219,9 +217,12 @@ class _Call:
             return False
         return not_understood(self.conds.get("c_crossattn"), self.control, self.options, rest) is None
 
-    def check_managed(self) -> None:
-        """MossError where the managed forward would leave out what another node has done to the MODEL."""
-        if problem := self._left_out():
+    def check_model(self) -> None:
+        """MossError for what other nodes have done to the MODEL that a kept fold or the managed forward would lose."""
+        handle = self.handle
+        if not handle.start.plan.baked.identity:
+            refuse_unscaled(self.tree, self.patcher, handle.arch, handle.start.plan.baked)
+        if handle.start.managed and (problem := self._left_out()):
             raise MossError(problem)
 
     def _left_out(self) -> str | None:

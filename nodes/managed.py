@@ -111,7 +111,7 @@ def left_out(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
         replaced = key in patches and _other(patches[key], backup.get(key))
         return replaced or _changed(tree.get_submodule(path))
 
-    found = [path for path in containers(tree, arch) if changed(path)]
+    found = [path for path in containers(arch) if changed(path)]
     if not found:
         return None
     return (

@@ -101,7 +101,7 @@ def patch_native(model: Any, tree: nn.Module, handle: Handle) -> None:
             model.add_object_patch(name, kind(model.get_model_object(name), handle, path))
     for path, eps in eps_values(tree, handle.arch, handle.start.plan).items():
         name = f"{ROOT}.{path}.eps"
-        patched_object(model, name)
+        patched_object(model, name)  # says in words where a module put in another's place has no such norm
         model.add_object_patch(name, eps)
 
 

@@ -121,16 +121,16 @@ def blocks(arch: MossArch) -> tuple[str, ...]:
     return text + tuple(f"layers.{i}" for i in range(arch.depth))
 
 
-def small_modules(tree: nn.Module, arch: MossArch) -> list[str]:
+def small_modules(arch: MossArch) -> list[str]:
     """Paths of the norms, the conditioning and the head: what the managed forward calls in fp32."""
     heads = [f"{block}.{norm}" for block in blocks(arch) for norm in ("q_norm", "k_norm")]
     conditioning = ["time_embedding.0", "time_embedding.2", "shared_block_modulation", "video_head_modulation"]
     return [*stream_norms(arch), *heads, *conditioning, "final_linear_video"]
 
 
-def containers(tree: nn.Module, arch: MossArch) -> list[str]:
+def containers(arch: MossArch) -> list[str]:
     """Paths of the modules that hold what the managed forward calls, without being called by it."""
-    called = [*small_modules(tree, arch), *stream_writers(arch), *(f"layers.{i}.proj.o" for i in range(arch.depth))]
+    called = [*small_modules(arch), *stream_writers(arch), *(f"layers.{i}.proj.o" for i in range(arch.depth))]
     found: dict[str, None] = {}
     for path in called:
         while path := path.rpartition(".")[0]:
