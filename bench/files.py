@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from fold.arch import MossArch
+from fold.checkpoint.export import export_checkpoint
+from fold.checkpoint.header import header_bytes
+from fold.checkpoint.keys import ROPE_BANDS
 from fold.cli import main as fold_command
-from fold.export import export_checkpoint
-from fold.factors import DEFAULT
-from fold.header import header_bytes
-from fold.layout import ROPE_BANDS
+from fold.scaling.factors import DEFAULT
 
 from .stats import interleave, quartiles, ratio
 from .table import Row

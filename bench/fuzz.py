@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fold.checkpoint import open_checkpoint
+from fold.checkpoint.reader import open_checkpoint
 from fold.errors import MossError
-from fold.record import RECORD_KEY, FoldRecord
+from fold.scaling.record import RECORD_KEY, FoldRecord
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 SECONDS, MEGABYTES = 2.0, 256

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from fold.arch import MossArch
-from fold.model import MossDiT
-from fold.stream import StreamPlan
+from fold.model.forward import MossDiT
+from fold.scaling.plan import StreamPlan
 
 from . import machine, steps
 from .files import REAL

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fold.arch import MossArch
 from fold.dtypes import stored_dtype
-from fold.factors import DEFAULT
-from fold.model import MossDiT
-from fold.saturation import Counters, Observer, site_names
-from fold.stream import FP16_MAX, StreamPlan
+from fold.model.forward import MossDiT
+from fold.model.observer import Observer
+from fold.report.counters import Counters, site_names
+from fold.scaling.factors import DEFAULT
+from fold.scaling.plan import FP16_MAX, StreamPlan
 
 from .stats import Once, interleave, ratio
 from .table import Row

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from .arch import MossArch
+from .checkpoint.header import header_bytes
+from .checkpoint.keys import ROPE_BANDS
 from .errors import MossError
 from .files import new_file, tensor_bytes
-from .header import header_bytes
-from .layout import ROPE_BANDS
 
 PEAK = 2.0**17
 _MASSIVE = 3

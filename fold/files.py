@@ -1,4 +1,4 @@
-"""Writing a file so that it is there whole or not at all, whatever happens in between."""
+"""Opening a file for reading, and writing one so that it is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,22 @@ Write = Callable[[bytes | bytearray | memoryview], None]
 
 # So much is written between two early flushes: each costs the disk a few milliseconds of its own.
 _FLUSH_BYTES = 128 * 1024 * 1024
+
+
+def open_regular(file: Path) -> BufferedReader:
+    """Open a regular file for reading; MossError in words when it is missing, no file or not readable."""
+    try:
+        mode = file.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise MossError(f"{file} is not a regular file.")
+        return file.open("rb")
+    except FileNotFoundError:
+        raise MossError(f"{file} does not exist.") from None
+    except MossError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise MossError(f"{file} cannot be opened: {reason}.") from None
 
 
 @contextlib.contextmanager

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
-from . import routes
-from .compare_node import MossFP16Compare
+from .compare import MossFP16Compare
 from .conditioning import MossFP16LoadConditioning, MossFP16SaveConditioning
-from .export_node import MossFP16Export
+from .export import MossFP16Export
 from .fix import MossFP16Fix
 from .loader import MossFP16Loader
-from .probe_node import MossFP16Probe
-from .report_node import MossFP16Report
+from .panel import routes
+from .probe import MossFP16Probe
+from .report import MossFP16Report
 
 NODES: list[type[io.ComfyNode]] = [
     MossFP16Loader,

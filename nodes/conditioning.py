@@ -9,11 +9,11 @@ import folder_paths
 import torch
 from comfy_api.latest import io
 
-from ..fold.checkpoint import check_finite
+from ..fold.checkpoint.header import clip, read_header
+from ..fold.checkpoint.reader import check_finite
 from ..fold.errors import MossError
 from ..fold.files import save_tensors
-from ..fold.header import clip, read_header
-from .schema import CATEGORY
+from .inputs import CATEGORY
 
 FOLDER = "moss_conditioning"
 EXTENSION = ".safetensors"

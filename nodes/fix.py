@@ -7,10 +7,9 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..fold.dtypes import DTYPES
-from .attach import apply_fix
-from .schema import CATEGORY, compute_dtype_input, fix_inputs
-from .settings import read_options
-from .source import source_of
+from .apply import apply_fix
+from .inputs import CATEGORY, compute_dtype_input, fix_inputs, read_options
+from .model.stored_fold import source_of
 
 TITLE = "MOSS FP16 Fix"
 

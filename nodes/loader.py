@@ -8,13 +8,12 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
+from ..fold.checkpoint.header import clip
 from ..fold.errors import MossError
-from ..fold.header import clip
-from .attach import apply_fix
-from .load import load_moss
-from .schema import CATEGORY, compute_dtype_input, fix_inputs
-from .settings import read_options
-from .source import source_of
+from .apply import apply_fix
+from .inputs import CATEGORY, compute_dtype_input, fix_inputs, read_options
+from .loading.load import load_moss
+from .model.stored_fold import source_of
 
 TITLE = "Load MOSS-Image (FP16)"
 HF_MARKS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")

@@ -32,9 +32,9 @@ def main() -> None:
 def both(file: str) -> dict[str, Any]:
     import comfy.sd
     import torch
-    from moss_fp16_pack.nodes.attach import apply_fix
-    from moss_fp16_pack.nodes.load import load_moss
-    from moss_fp16_pack.nodes.settings import FixOptions
+    from moss_fp16_pack.nodes.apply import apply_fix
+    from moss_fp16_pack.nodes.inputs import FixOptions
+    from moss_fp16_pack.nodes.loading.load import load_moss
 
     stock = comfy.sd.load_diffusion_model(file, {"dtype": torch.bfloat16})
     options = FixOptions(fix="online")

@@ -46,9 +46,9 @@ def stock(job: dict[str, Any]) -> Any:
 
 def ours(job: dict[str, Any], engine: str) -> Any:
     """Load MOSS-Image (FP16): the file and the fix."""
-    from moss_fp16_pack.nodes.attach import apply_fix
-    from moss_fp16_pack.nodes.load import load_moss
-    from moss_fp16_pack.nodes.settings import FixOptions
+    from moss_fp16_pack.nodes.apply import apply_fix
+    from moss_fp16_pack.nodes.inputs import FixOptions
+    from moss_fp16_pack.nodes.loading.load import load_moss
 
     model = load_moss(job["file"], job["dtype"], True, engine)
     return apply_fix(model, FixOptions(), node="bench", node_id="1")

@@ -40,9 +40,9 @@ def measure(job: dict[str, Any]) -> dict[str, list[float]]:
 
 def variant(stock: Any, name: str, options: dict[str, Any] | None) -> Any:
     """The MODEL under one set of options; a clone of the same weights."""
-    from moss_fp16_pack.fold.factors import Factors
-    from moss_fp16_pack.nodes.attach import apply_fix
-    from moss_fp16_pack.nodes.settings import FixOptions
+    from moss_fp16_pack.fold.scaling.factors import Factors
+    from moss_fp16_pack.nodes.apply import apply_fix
+    from moss_fp16_pack.nodes.inputs import FixOptions
 
     if options is None:
         return stock.clone()

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MossError
-from ..factors import Factors, parse_factors, read_factors
+from ..scaling.factors import Factors, parse_factors, read_factors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from .common import add_command, add_json_option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..runs import RecordedRun
+    from ..measure.recording import RecordedRun
     from .common import Subparsers
 
 #: Options that say what the model is given. With --against all of it comes from the saved run.
@@ -79,9 +79,9 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare."""
-    from ..compare import check_noise_level, compare_runs
     from ..errors import MossError
-    from ..runs import is_run, load_run, save_run
+    from ..measure.compare import check_noise_level, compare_runs
+    from ..measure.recording import is_run, load_run, save_run
     from .running import check_outputs, show_result
 
     read = (args.checkpoint, args.reference, args.against, args.cond, args.uncond, args.io, args.factors)
@@ -150,8 +150,8 @@ def _run_on(args: argparse.Namespace, saved: RecordedRun) -> RecordedRun:
 def _run_anew(args: argparse.Namespace) -> RecordedRun:
     """The model on the inputs of the arguments."""
     from ..errors import MossError
-    from ..sampling import SampleSettings, flow_sigmas, initial_noise
-    from ..texts import parse_numbers, parse_sizes
+    from ..measure.sampling import SampleSettings, flow_sigmas, initial_noise
+    from ..parsing import parse_numbers, parse_sizes
     from .running import MAX_BATCH, check_size, open_run, pick, pick_mask, read_tensors
     from .sample import read_condition
 
@@ -218,8 +218,8 @@ def _record(
     import torch
 
     from ..dtypes import dtype_name
-    from ..report import factors_json
-    from ..runs import record_run
+    from ..measure.recording import record_run
+    from ..report.report import factors_json
     from .progress import Progress
     from .running import skips
 

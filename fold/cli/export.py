@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ..layout import LAYOUTS
+from ..checkpoint.keys import LAYOUTS
 from .common import (
     add_command,
     add_factor_options,
@@ -20,8 +20,8 @@ from .progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..eps_check import EpsCheck
-    from ..export import ExportResult
+    from ..checkpoint.export import ExportResult
+    from ..measure.eps_check import EpsCheck
     from .common import Subparsers
 
 
@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
 
 def prepare_check(args: argparse.Namespace) -> Callable[[], EpsCheck]:
     """Read the inputs of the eps check before the export starts; MossError where they do not fit."""
-    from ..checkpoint import open_checkpoint
-    from ..eps_check import check_eps
+    from ..checkpoint.reader import open_checkpoint
     from ..errors import MossError
+    from ..measure.eps_check import check_eps
     from .running import pick, read_tensors
 
     if not 0.0 <= args.check_sigma <= 1.0:
@@ -80,8 +80,8 @@ def prepare_check(args: argparse.Namespace) -> Callable[[], EpsCheck]:
 def rewrite(args: argparse.Namespace, unfold: bool, check: Callable[[], EpsCheck] | None = None) -> int:
     """Export or unfold, with a progress bar, and say what was written."""
     factors = None if unfold else factors_from(args)
-    from ..export import export_checkpoint
-    from ..factors import IDENTITY
+    from ..checkpoint.export import export_checkpoint
+    from ..scaling.factors import IDENTITY
 
     with Progress("Writing", human_bytes) as progress:
         result = export_checkpoint(

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.reader import Checkpoint, open_checkpoint
 from .common import add_command, add_json_option, human_bytes, print_json
 
 if TYPE_CHECKING:

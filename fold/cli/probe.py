@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .common import add_command, add_json_option
 
 if TYPE_CHECKING:
-    from ..probe import ProbeSettings
+    from ..measure.probe import ProbeSettings
     from .common import Subparsers
 
 
@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Probe."""
     import torch
 
-    from ..checkpoint import open_checkpoint
+    from ..checkpoint.load import load_model
+    from ..checkpoint.reader import open_checkpoint
     from ..dtypes import DTYPES
-    from ..loading import load_model
-    from ..probe import Prompt, probe
+    from ..measure.probe import Prompt, probe
     from .progress import Progress
     from .running import check_outputs, find_device, show_result
     from .sample import read_condition
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def read_settings(args: argparse.Namespace) -> ProbeSettings:
     """The settings in the arguments; MossError for what is no size or number."""
-    from ..probe import ProbeSettings
-    from ..texts import parse_numbers, parse_sizes
+    from ..measure.probe import ProbeSettings
+    from ..parsing import parse_numbers, parse_sizes
 
     sizes, sigmas = parse_sizes(args.sizes, "--sizes"), parse_numbers(args.sigmas, "--sigmas")
     return ProbeSettings(sizes, sigmas, args.seed, args.per_block, args.target)

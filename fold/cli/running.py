@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..arch import MossArch
-from ..chart_words import bars_of, subtitle, title
-from ..checkpoint import open_checkpoint
+from ..checkpoint.load import load_model
+from ..checkpoint.reader import open_checkpoint
 from ..dtypes import (
     DTYPES,
     INPUT_CHOICES,
@@ -31,11 +31,11 @@ from ..dtypes import (
 )
 from ..errors import MossError
 from ..files import check_target, new_file, save_tensors
-from ..loading import load_model
-from ..model import BlockReplacement, MossDiT, skip_block
-from ..report import Report, factors_json
-from ..saturation import DEFAULT_THRESHOLD, Counters, site_names
-from ..stream import FP16_MAX, StreamPlan, own_c, plan_for
+from ..model.forward import BlockReplacement, MossDiT, skip_block
+from ..report.counters import DEFAULT_THRESHOLD, Counters, site_names
+from ..report.report import Report, factors_json
+from ..report.words import bars_of, subtitle, title
+from ..scaling.plan import FP16_MAX, StreamPlan, own_c, plan_for
 from .common import FACTOR_OPTIONS, add_factor_options, factors_from, print_json
 
 MAX_BATCH = 64
@@ -198,7 +198,7 @@ def read_tensors(file: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from ..header import read_header
+    from ..checkpoint.header import read_header
 
     read_header(Path(file))
     try:

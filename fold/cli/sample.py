@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from ..errors import MossError
-    from ..sampling import SampleSettings, euler, initial_noise
+    from ..measure.sampling import SampleSettings, euler, initial_noise
     from .progress import Progress
     from .running import MAX_BATCH, check_outputs, check_size, open_run, show_result, skips, spoken, write_tensors
 

@@ -128,8 +128,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """No combination has passed the self-check before the test, nor counts as passed after it."""
-    from moss_fp16_pack.nodes import selfcheck
+    from moss_fp16_pack.nodes.guard import self_check
 
-    selfcheck.forget_all()
+    self_check.forget_all()
     yield
-    selfcheck.forget_all()
+    self_check.forget_all()

@@ -9,10 +9,10 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.fold.weights import fold_tensor
-from moss_fp16_pack.nodes.adapters import FoldedPatches, RowScale
-from moss_fp16_pack.nodes.handle import KEY, handle_of
-from moss_fp16_pack.nodes.source import source_of
+from moss_fp16_pack.fold.scaling.weights import fold_tensor
+from moss_fp16_pack.nodes.engines.adapters import FoldedPatches, RowScale
+from moss_fp16_pack.nodes.model.stored_fold import source_of
+from moss_fp16_pack.nodes.state import KEY, handle_of
 
 CLASSES = {"builtin": load, "foreign": stock}
 PREFIX = "diffusion_model."
@@ -79,8 +79,8 @@ def adapter(kind: str, model: Any, seed: int = 0) -> dict[str, torch.Tensor]:
 
 def unfold_of(model: Any, path: str) -> torch.Tensor | float:
     """What a folded file's rows must be divided by: adapters are made for the weights without the fold."""
-    from moss_fp16_pack.fold.weights import row_scale
-    from moss_fp16_pack.nodes.tree import arch_of
+    from moss_fp16_pack.fold.scaling.weights import row_scale
+    from moss_fp16_pack.nodes.model.moss import arch_of
 
     source = source_of(model)
     if source.record is None or source.unfolded:
@@ -181,8 +181,8 @@ def test_on_a_fold_that_is_kept(make: Any, kind: str, name: str) -> None:
 
 def unfolded_twin(kept: Any, record: Any) -> Any:
     """The foreign MODEL of a folded file with the fold taken out of its weights."""
-    from moss_fp16_pack.fold.weights import unfold_tensor
-    from moss_fp16_pack.nodes.tree import arch_of
+    from moss_fp16_pack.fold.scaling.weights import unfold_tensor
+    from moss_fp16_pack.nodes.model.moss import arch_of
 
     twin = comfy.sd.load_diffusion_model(str(kept.cached_patcher_init[1][0]), {"dtype": torch.float32})
     twin.set_model_compute_dtype(torch.float32)

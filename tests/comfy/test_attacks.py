@@ -10,7 +10,7 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.nodes import live
+from moss_fp16_pack.nodes.panel import publish
 from server import PromptServer
 
 MODELS = {"builtin": load, "foreign": stock}
@@ -204,8 +204,8 @@ def test_a_server_that_is_going_down(make: Any, monkeypatch: pytest.MonkeyPatch)
 def test_whatever_came_along_with_the_prompt(extra: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = SimpleNamespace(currently_running={0: (0, "p", {}, extra, [])})
     monkeypatch.setattr(PromptServer, "instance", SimpleNamespace(prompt_queue=queue), raising=False)
-    monkeypatch.setattr(live, "get_executing_context", lambda: SimpleNamespace(prompt_id="p", node_id="1"))
-    assert live.where_now() == ("p", None)
+    monkeypatch.setattr(publish, "get_executing_context", lambda: SimpleNamespace(prompt_id="p", node_id="1"))
+    assert publish.where_now() == ("p", None)
 
 
 def test_a_report_that_cannot_be_read_hides_no_error(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_a_report_that_cannot_be_read_hides_no_error(make: Any, monkeypatch: pyt
     model = fixed(make("cool", "fp16"))
 
     def broken(*_: Any) -> None:
-        monkeypatch.setattr(live, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("second")))
+        monkeypatch.setattr(publish, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("second")))
         raise RuntimeError("first")
 
     with pytest.raises(RuntimeError, match="first"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from comfy_runs import conditioning, fixed, load
-from moss_fp16_pack.nodes.compare_node import MossFP16Compare
+from moss_fp16_pack.nodes.compare import MossFP16Compare
 
 
 def compare(reference: Any, other: Any, name: str = "hot", **options: Any) -> tuple[str, dict[str, Any], torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.dtypes import InputPolicy, parse_rules
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.nodes.load import load_moss
+from moss_fp16_pack.nodes.loading.load import load_moss
 from repo import DATA
 
 O_IN_FP32 = "layers.*.proj.o.weight = fp32"

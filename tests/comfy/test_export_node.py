@@ -9,10 +9,10 @@ import folder_paths
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample
-from moss_fp16_pack.fold.checkpoint import open_checkpoint
+from moss_fp16_pack.fold.checkpoint.reader import open_checkpoint
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.nodes.export_node import MossFP16Export
-from moss_fp16_pack.nodes.load import load_moss
+from moss_fp16_pack.nodes.export import MossFP16Export
+from moss_fp16_pack.nodes.loading.load import load_moss
 from safetensors.torch import load_file
 
 from repo import DATA  # isort: skip

@@ -17,7 +17,7 @@ from comfy_extras.nodes_lora_debug import LoraLoaderBypassModelOnly
 from comfy_extras.nodes_lora_extract import LORAType, calc_lora_model
 from comfy_extras.nodes_model_merging import ModelMergeSimple, ModelSave, ModelSubtract
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
-from moss_fp16_pack.nodes.adapters import FoldedPatches
+from moss_fp16_pack.nodes.engines.adapters import FoldedPatches
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -311,7 +311,7 @@ def test_the_names_cost_nothing() -> None:
 def test_a_clone_that_comfyui_makes_of_another_class() -> None:
     """torch.compile's node asks for a patcher without dynamic VRAM loading, which is a plain one."""
     from comfy.model_patcher import ModelPatcher, ModelPatcherDynamic
-    from moss_fp16_pack.nodes.patcher import BothLayouts, take_both_layouts
+    from moss_fp16_pack.nodes.loading.qkv_patcher import BothLayouts, take_both_layouts
 
     class Dynamic(ModelPatcher):
         def is_dynamic(self) -> bool:

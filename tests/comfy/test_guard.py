@@ -10,8 +10,8 @@ import comfy.samplers
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
-from moss_fp16_pack.fold import saturation
-from moss_fp16_pack.nodes import live
+from moss_fp16_pack.fold.report import counters
+from moss_fp16_pack.nodes.panel import publish
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FP16_ERROR = 5e-3
@@ -29,7 +29,12 @@ def make(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def notices(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    monkeypatch.setattr(live, "_send", lambda event, data: found.append(data) if event == live.NOTICE_EVENT else None)
+
+    def send(event: str, data: dict[str, Any]) -> None:
+        if event == publish.NOTICE_EVENT:
+            found.append(data)
+
+    monkeypatch.setattr(publish, "_send", send)
     return found
 
 
@@ -327,7 +332,7 @@ def test_a_compute_dtype_set_after_the_fix(make: Any) -> None:
 
 
 def report_mode(model: Any) -> str:
-    from moss_fp16_pack.nodes.handle import handle_of
+    from moss_fp16_pack.nodes.state import handle_of
 
     handle = handle_of(model)
     assert handle is not None
@@ -355,7 +360,7 @@ class Looks(TorchDispatchMode):
 
 def looks_of_a_call(model: Any, prompt: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
     """The waits inside each model call of a run, as on a device (where counting takes no branches)."""
-    monkeypatch.setattr(saturation, "_cheap_branch", lambda x: False)
+    monkeypatch.setattr(counters, "_cheap_branch", lambda x: False)
     found: list[Counter[str]] = []
 
     def look(executor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,11 +13,11 @@ import folder_paths
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
-from moss_fp16_pack.fold.record import FoldRecord
-from moss_fp16_pack.nodes import selfcheck
-from moss_fp16_pack.nodes.handle import handle_of
-from moss_fp16_pack.nodes.settings import read_options
-from moss_fp16_pack.nodes.source import source_of
+from moss_fp16_pack.fold.scaling.record import FoldRecord
+from moss_fp16_pack.nodes.guard import self_check
+from moss_fp16_pack.nodes.inputs import read_options
+from moss_fp16_pack.nodes.model.stored_fold import source_of
+from moss_fp16_pack.nodes.state import handle_of
 from safetensors.torch import load_file
 
 CLASSES = {"builtin": load, "foreign": stock}
@@ -210,7 +210,7 @@ def test_it_ends_at_each_step(half_model: Untouched, state: str, options: dict[s
 @pytest.mark.parametrize("call", range(6))
 def test_it_ends_inside_any_call(half_model: Untouched, call: int) -> None:
     """The first step's own call, the self-check's, the closer look's, the rescue's: inside a block of each."""
-    selfcheck.forget_all()
+    self_check.forget_all()
     model = half_model.fixed(fix="online", c=1 / 2)
     calls: list[int] = []
 

@@ -58,7 +58,7 @@ def test_fp16_is_finite_with_the_fix(make: Any, golden: dict[str, Any]) -> None:
 
 
 def report_engine(model: Any) -> str:
-    from moss_fp16_pack.nodes.handle import handle_of
+    from moss_fp16_pack.nodes.state import handle_of
 
     handle = handle_of(model)
     assert handle is not None

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from comfy_runs import conditioning, fixed, load, rel, report, sample
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.fold.probe import ProbeSettings
-from moss_fp16_pack.nodes.probe_node import MossFP16Probe, measure, prompts_of
+from moss_fp16_pack.fold.measure.probe import ProbeSettings
+from moss_fp16_pack.nodes.probe import MossFP16Probe, measure, prompts_of
 
 SMALL: dict[str, Any] = {"sizes": "96x64", "sigmas": "1, 0.5", "seed": 3}
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 from comfy_runs import DTYPES, conditioning, fixed, load, rel, report, sample, stock
-from moss_fp16_pack.nodes.load import load_moss
+from moss_fp16_pack.nodes.loading.load import load_moss
 from raw_files import golden, golden_metadata
 from safetensors.torch import save_file
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
-from moss_fp16_pack.nodes import live, routes, store
+from moss_fp16_pack.nodes.panel import publish, routes, store
 from server import PromptServer
 
 
@@ -20,7 +20,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> store.ReportStore:
     """A store of its own for the routes."""
     own = store.ReportStore(limit=5)
     monkeypatch.setattr(routes, "STORE", own)
-    monkeypatch.setattr(live, "STORE", own)
+    monkeypatch.setattr(publish, "STORE", own)
     return own
 
 
@@ -131,4 +131,4 @@ def test_numbers_that_json_does_not_know(ask: Callable[..., Any], kept: store.Re
 def test_without_a_server_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(PromptServer, "instance", raising=False)
     routes.register()
-    live._send("moss_fp16.report", {})
+    publish._send("moss_fp16.report", {})

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
-from moss_fp16_pack.nodes import live, selfcheck
+from moss_fp16_pack.nodes.guard import self_check
+from moss_fp16_pack.nodes.panel import publish
 
 FP16_ERROR = 5e-3  # of a whole run of the golden models, in relative L2
 
@@ -18,7 +19,12 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 def notices(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Every toast sent."""
     found: list[dict[str, Any]] = []
-    monkeypatch.setattr(live, "_send", lambda event, data: found.append(data) if event == live.NOTICE_EVENT else None)
+
+    def send(event: str, data: dict[str, Any]) -> None:
+        if event == publish.NOTICE_EVENT:
+            found.append(data)
+
+    monkeypatch.setattr(publish, "_send", send)
     return found
 
 
@@ -56,7 +62,7 @@ def test_a_clean_run_costs_one_call_once(make: Any, foreign: None) -> None:
     sample(first, prompt, steps=3)
     assert len(calls) == 3 + 1
     assert report(first)["self_check"]["result"] == "passed"
-    assert report(first)["self_check"]["difference"] < selfcheck.BOUND / 2
+    assert report(first)["self_check"]["difference"] < self_check.BOUND / 2
     assert report(first)["model_calls"] == 3
 
     calls.clear()
@@ -97,7 +103,7 @@ def test_a_control_map_is_found(foreign: None, notices: list[dict[str, Any]]) ->
     found = report(model)
     assert rel(out, unfixed) < FP16_ERROR
     assert found["self_check"]["result"] == "failed"
-    assert found["self_check"]["difference"] > 2 * selfcheck.BOUND
+    assert found["self_check"]["difference"] > 2 * self_check.BOUND
     assert "control_map" in found["self_check"]["detail"]
     assert found["compute_dtype"] == "fp32" and found["mode"] == "none"
     assert any("control_map" in sentence for sentence in found["warnings"])
@@ -126,7 +132,7 @@ def test_the_map_on_one_side_of_the_guidance_only(foreign: None) -> None:
         out = sample(model, a, negative=b, cfg=3.0)
         assert report(model)["self_check"]["result"] == "failed"
         assert rel(out, unfixed) < 3 * FP16_ERROR  # guidance of 3 amplifies
-        selfcheck.forget_all()
+        self_check.forget_all()
 
 
 def test_a_map_that_starts_later(foreign: None) -> None:
@@ -220,7 +226,7 @@ def test_no_false_alarm(foreign: None, c: float, eps: str) -> None:
         model = fixed(make("cool", "fp16"), fix="online", c=c, eps=eps, guard="off")
         sample(model, conditioning("cool"), steps=1)
         assert report(model)["self_check"]["result"] == "passed", make
-        selfcheck.forget_all()
+        self_check.forget_all()
 
 
 def test_a_call_out_of_range_accuses_nobody(foreign: None) -> None:
@@ -252,5 +258,5 @@ def test_a_patch_that_changes_at_every_call_does_not_double_the_run(foreign: Non
     model.add_wrapper_with_key("diffusion_model", "test_other", CountsItself())
     calls = counting(model)
     sample(model, conditioning("hot"), steps=12)
-    assert len(calls) == 12 + selfcheck.MOST
+    assert len(calls) == 12 + self_check.MOST
     assert report(model)["self_check"]["result"] == "passed"

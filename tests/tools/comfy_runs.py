@@ -12,12 +12,12 @@ import comfy.sample
 import comfy.samplers
 import comfy.sd
 import torch
-from moss_fp16_pack.fold.factors import Factors
-from moss_fp16_pack.nodes.attach import apply_fix
-from moss_fp16_pack.nodes.handle import handle_of
-from moss_fp16_pack.nodes.load import load_moss
-from moss_fp16_pack.nodes.settings import FixOptions
-from moss_fp16_pack.nodes.source import source_of
+from moss_fp16_pack.fold.scaling.factors import Factors
+from moss_fp16_pack.nodes.apply import apply_fix
+from moss_fp16_pack.nodes.inputs import FixOptions
+from moss_fp16_pack.nodes.loading.load import load_moss
+from moss_fp16_pack.nodes.model.stored_fold import source_of
+from moss_fp16_pack.nodes.state import handle_of
 from repo import DATA
 from safetensors.torch import load_file
 

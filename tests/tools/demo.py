@@ -126,7 +126,7 @@ def write_chart(reports: list[dict[str, Any]], target: Path) -> None:
     from PIL import Image
 
     sys.path.insert(0, str(ROOT))
-    from fold.chart import render_chart
+    from fold.report.chart import render_chart
 
     pictures = [render_chart(report, width=1280, height=520) for report in reports]
     Image.fromarray(numpy.concatenate(pictures, axis=0)).save(target)

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fold.checkpoint import open_checkpoint
-from fold.factors import Factors
-from fold.loading import load_model
-from fold.model import BlockReplacement, MossDiT, skip_block
-from fold.record import FoldRecord
-from fold.saturation import BlockStats, Counters, Observer, site_names
-from fold.stream import StreamPlan
+from fold.checkpoint.load import load_model
+from fold.checkpoint.reader import open_checkpoint
+from fold.model.forward import BlockReplacement, MossDiT, skip_block
+from fold.model.observer import Observer
+from fold.report.counters import BlockStats, Counters, site_names
+from fold.scaling.factors import Factors
+from fold.scaling.plan import StreamPlan
+from fold.scaling.record import FoldRecord
 
 MODELS = ("cool", "warm", "hot", "burst")
 SKIP_1: Mapping[int, BlockReplacement] = {1: skip_block}

@@ -16,7 +16,7 @@ from bench.plot import growth_plot
 from bench.stats import Ratio, interleave, quartiles, ratio
 from bench.table import Row, markdown, number
 from bench.work import miniature
-from fold.checkpoint import open_checkpoint
+from fold.checkpoint.reader import open_checkpoint
 
 
 def test_median_and_quartiles_of_the_ratios_of_the_pairs() -> None:

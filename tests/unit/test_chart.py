@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
-from fold.chart import COLOURS, render_chart, save_png
-from fold.chart_words import bars_of, nearest, notes, show_bits, show_factor, show_peak, subtitle, title
 from fold.errors import MossError
-from fold.report import SCHEMA, Report
-from fold.saturation import BlockStats
+from fold.report.chart import COLOURS, render_chart, save_png
+from fold.report.counters import BlockStats
+from fold.report.report import SCHEMA, Report
+from fold.report.words import bars_of, nearest, notes, show_bits, show_factor, show_peak, subtitle, title
 
 
 def block(name: str, peak: float | None, **rest: Any) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from raw_files import entry, golden, quantized, raw_file, save, shard, write_ind
 from repo import DATA, ROOT
 from torch import Tensor
 
-from fold.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, check_finite, is_finite, open_checkpoint
+from fold.checkpoint.header import MAX_HEADER_BYTES, read_header
+from fold.checkpoint.reader import INDEX_NAME, SINGLE_NAME, Checkpoint, check_finite, is_finite, open_checkpoint
 from fold.errors import MossError
-from fold.header import MAX_HEADER_BYTES, read_header
-from fold.record import RECORD_KEY, FoldRecord
+from fold.scaling.record import RECORD_KEY, FoldRecord
 
 O_WEIGHT = "layers.1.proj.o.weight"
 
@@ -291,7 +291,7 @@ def test_a_million_keys_are_refused_at_once(tmp_path: Path) -> None:
 
 MEASURE = """
 import resource, sys, time
-from fold.checkpoint import open_checkpoint
+from fold.checkpoint.reader import open_checkpoint
 from fold.errors import MossError
 before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 try:
@@ -407,5 +407,5 @@ def test_shards_must_not_share_tensors_or_differ_in_their_record(tmp_path: Path)
 
 def test_opening_needs_no_torch() -> None:
     """The header commands start fast because they never import torch."""
-    code = "import sys; import fold.checkpoint, fold.cli.inspect; sys.exit('torch' in sys.modules)"
+    code = "import sys; import fold.checkpoint.reader, fold.cli.inspect; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -15,11 +15,11 @@ from repo import DATA
 from safetensors.torch import load_file, save_file
 
 from fold.cli import main
-from fold.factors import Factors
-from fold.record import RECORD_KEY
-from fold.sampling import SampleSettings, euler, initial_noise
-from fold.saturation import Counters, site_names
-from fold.stream import StreamPlan
+from fold.measure.sampling import SampleSettings, euler, initial_noise
+from fold.report.counters import Counters, site_names
+from fold.scaling.factors import Factors
+from fold.scaling.plan import StreamPlan
+from fold.scaling.record import RECORD_KEY
 
 HOT = str(DATA / "hot.safetensors")
 CASE = golden.cases_of("hot")[1]

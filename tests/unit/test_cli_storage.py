@@ -20,7 +20,7 @@ from repo import DATA, ROOT
 from fold.cli import main
 from fold.cli.common import human_bytes
 from fold.cli.progress import Progress
-from fold.record import RECORD_KEY
+from fold.scaling.record import RECORD_KEY
 
 HOT = str(DATA / "hot.safetensors")
 

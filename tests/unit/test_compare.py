@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fold.cli import main
-from fold.compare import Comparison, compare_runs, difference, log_prob_change, sde_std
 from fold.errors import MossCancelledError, MossError
-from fold.model import skip_block
-from fold.runs import KEY, RecordedRun, Step, is_run, load_run, record_run, save_run
-from fold.sampling import flow_sigmas, initial_noise
-from fold.stream import StreamPlan
+from fold.measure.compare import Comparison, compare_runs, difference, log_prob_change, sde_std
+from fold.measure.recording import KEY, RecordedRun, Step, is_run, load_run, record_run, save_run
+from fold.measure.sampling import flow_sigmas, initial_noise
+from fold.model.forward import skip_block
+from fold.scaling.plan import StreamPlan
 
 HALF = torch.float16
 

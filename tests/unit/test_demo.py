@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from fold.arch import MossArch
-from fold.checkpoint import open_checkpoint
+from fold.checkpoint.reader import open_checkpoint
 from fold.demo import demo_arch, demo_inputs, write_demo
 from fold.errors import MossError
-from fold.factors import DEFAULT
-from fold.model import MossDiT
-from fold.saturation import Observer
-from fold.stream import StreamPlan
+from fold.model.forward import MossDiT
+from fold.model.observer import Observer
+from fold.scaling.factors import DEFAULT
+from fold.scaling.plan import StreamPlan
 
 
 class Peak(Observer):

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from repo import DATA
 from safetensors.torch import load_file
 
-from fold.checkpoint import open_checkpoint
+from fold.checkpoint.load import load_model
+from fold.checkpoint.reader import open_checkpoint
 from fold.cli import main
 from fold.dtypes import NOTHING_APPLIED, AppliedDtypes, InputPolicy, apply_rules, parse_rules, stored_dtype
 from fold.errors import MossError
-from fold.loading import load_model
-from fold.model import MossDiT
-from fold.stream import StreamPlan
+from fold.model.forward import MossDiT
+from fold.scaling.plan import StreamPlan
 
 HALF = torch.float16
 BLOCK = "layers.0.proj"

@@ -10,7 +10,7 @@ from repo import DATA
 from safetensors.torch import load_file
 
 from fold.cli import main
-from fold.eps_check import check_eps
+from fold.measure.eps_check import check_eps
 
 HOT = DATA / "hot.safetensors"
 IO = DATA / "hot_io.safetensors"

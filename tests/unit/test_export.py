@@ -21,12 +21,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fold import export, files
+from fold import files
+from fold.checkpoint import export
+from fold.checkpoint.export import export_checkpoint
 from fold.errors import MossCancelledError, MossError
-from fold.export import export_checkpoint
-from fold.factors import DEFAULT, Factors
 from fold.files import new_file, save_tensors
-from fold.record import RECORD_KEY, FoldRecord
+from fold.scaling.factors import DEFAULT, Factors
+from fold.scaling.record import RECORD_KEY, FoldRecord
 
 SPLIT = Factors((1 / 16,), (1 / 2,), (1 / 4,))
 O_WEIGHT = "layers.1.proj.o.weight"
@@ -354,8 +355,8 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 KILL_ME = """
 import os, sys
 from fold import files
-from fold.export import export_checkpoint
-from fold.factors import DEFAULT
+from fold.checkpoint.export import export_checkpoint
+from fold.scaling.factors import DEFAULT
 if sys.argv[3] == "part":
     files._can_be_nameless = lambda folder: False
 def progress(done, total):
@@ -432,7 +433,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "demo.safetensors")
     save(source, tensors | {"vae.big": torch.zeros(120_000_000, dtype=torch.uint8)})
     code = (
-        "import resource, sys, torch; from fold.export import export_checkpoint; from fold.factors import DEFAULT\n"
+        "import resource, sys, torch\n"
+        "from fold.checkpoint.export import export_checkpoint; from fold.scaling.factors import DEFAULT\n"
         "start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "export_checkpoint(sys.argv[1], sys.argv[2], DEFAULT, dtype='fp16')\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) * 1024)"

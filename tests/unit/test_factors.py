@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fold.errors import MossError
-from fold.factors import DEFAULT, Factors, factor_for_peak, parse_factor
+from fold.scaling.factors import DEFAULT, Factors, factor_for_peak, parse_factor
 
 
 @pytest.mark.parametrize(

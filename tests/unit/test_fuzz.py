@@ -14,10 +14,10 @@ from raw_files import entry, golden, golden_metadata, raw_file, save
 from repo import DATA
 
 from bench import fuzz
-from fold.checkpoint import open_checkpoint
+from fold.checkpoint.reader import open_checkpoint
 from fold.errors import MossError
-from fold.factors import Factors
-from fold.record import RECORD_KEY, FoldRecord
+from fold.scaling.factors import Factors
+from fold.scaling.record import RECORD_KEY, FoldRecord
 
 KEY = "layers.1.proj.o.weight"
 

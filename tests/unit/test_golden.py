@@ -8,10 +8,10 @@ import torch
 from golden import SKIP_1, UNIFORM, Case, counted, relative, velocity
 from repo import DATA
 
-from fold.checkpoint import open_checkpoint
-from fold.factors import Factors
-from fold.saturation import Counters, site_names
-from fold.stream import StreamPlan, plan_for
+from fold.checkpoint.reader import open_checkpoint
+from fold.report.counters import Counters, site_names
+from fold.scaling.factors import Factors
+from fold.scaling.plan import StreamPlan, plan_for
 
 FP32_TOLERANCE = 2e-6
 each_case = pytest.mark.parametrize("case", golden.cases(), ids=str)

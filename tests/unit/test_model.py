@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from fold.arch import MossArch
 from fold.demo import demo_arch
 from fold.dtypes import stored_dtype
-from fold.factors import Factors
-from fold.model import MossDiT, run_dit
-from fold.saturation import Counters, Observer, site_names
-from fold.stream import StreamPlan
+from fold.model.forward import MossDiT, run_dit
+from fold.model.observer import Observer
+from fold.report.counters import Counters, site_names
+from fold.scaling.factors import Factors
+from fold.scaling.plan import StreamPlan
 
 PER_BLOCK = golden.factors("per_block")
 PLANS = {

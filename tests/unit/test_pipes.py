@@ -12,8 +12,8 @@ import pytest
 
 from fold.cli import main
 from fold.errors import MossError
-from fold.factors import read_factors
 from fold.files import new_file
+from fold.scaling.factors import read_factors
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from repo import DATA
 from safetensors.torch import save_file
 
-from fold import probe as module
 from fold.cli import main
 from fold.errors import MossCancelledError, MossError
-from fold.factors import IDENTITY, Factors, factor_for_peak, read_factors
-from fold.probe import (
+from fold.measure import probe as module
+from fold.measure.probe import (
     BlockPeaks,
     PeakObserver,
     Peaks,
@@ -31,7 +30,8 @@ from fold.probe import (
     largest_logit,
     probe,
 )
-from fold.stream import StreamPlan
+from fold.scaling.factors import IDENTITY, Factors, factor_for_peak, read_factors
+from fold.scaling.plan import StreamPlan
 
 HALF = torch.float16
 SIZES = ((64, 96), (128, 48))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from raw_files import golden_metadata
 
 from fold.errors import MossError
-from fold.factors import DEFAULT, Factors
-from fold.record import RECORD_KEY, FoldRecord
+from fold.scaling.factors import DEFAULT, Factors
+from fold.scaling.record import RECORD_KEY, FoldRecord
 
 GOOD = {"c": 0.0625, "via": "gate", "s_attn": 1.0, "s_ffn": 1.0, "eps": "stock"}
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fold.errors import MossError
-from fold.sampling import SampleSettings, euler, flow_sigmas, guided, initial_noise
+from fold.measure.sampling import SampleSettings, euler, flow_sigmas, guided, initial_noise
 
 
 def test_sigmas_are_the_shifted_even_places() -> None:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fold import saturation
-from fold.report import Report, block_json, headroom_bits, summary
-from fold.saturation import BlockStats, Counters, site_names
-from fold.stream import StreamPlan
+from fold.report import counters as counters_module
+from fold.report.counters import BlockStats, Counters, site_names
+from fold.report.report import Report, block_json, headroom_bits, summary
+from fold.scaling.plan import StreamPlan
 
 INF, NAN = float("inf"), float("nan")
 
@@ -28,7 +28,7 @@ def counters(threshold: float = 4096.0) -> Counters:
 def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of counting: with the look that costs nothing on a CPU, and without, as on a device."""
     if not request.param:
-        monkeypatch.setattr(saturation, "_cheap_branch", lambda x: False)
+        monkeypatch.setattr(counters_module, "_cheap_branch", lambda x: False)
 
 
 def test_names_put_the_text_blocks_first() -> None:
@@ -103,7 +103,7 @@ def test_nothing_seen_reads_as_zeros() -> None:
 def test_counts_beyond_24_bits_are_exact() -> None:
     watch = counters()
     watch.stream(0, torch.ones(1))
-    watch.call_counts[0, saturation.OVER] += 2**24 + 1
+    watch.call_counts[0, counters_module.OVER] += 2**24 + 1
     watch.commit()
     assert watch.read()[0].over == 2**24 + 1
     assert watch.packed().dtype == torch.float32
@@ -193,8 +193,8 @@ class Arrived:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting as on a GPU: no branch on values, the peaks of the calls before are known."""
-    monkeypatch.setattr(saturation, "_cheap_branch", lambda x: False)
-    monkeypatch.setattr(saturation, "peak_copy", Arrived)
+    monkeypatch.setattr(counters_module, "_cheap_branch", lambda x: False)
+    monkeypatch.setattr(counters_module, "peak_copy", Arrived)
 
 
 @pytest.mark.usefixtures("device")

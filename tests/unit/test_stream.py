@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fold.errors import MossError
-from fold.factors import DEFAULT, IDENTITY, Factors
-from fold.model import skip_block
-from fold.record import FoldRecord
-from fold.stream import BlockScale, StreamPlan, plan_for
+from fold.model.forward import skip_block
+from fold.scaling.factors import DEFAULT, IDENTITY, Factors
+from fold.scaling.plan import BlockScale, StreamPlan, plan_for
+from fold.scaling.record import FoldRecord
 
 RECORD = FoldRecord(1 / 32, 1.0, 0.5)
 RECORDED = Factors((1 / 32,), (1.0,), (0.5,))

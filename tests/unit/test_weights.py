@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fold.arch import MossArch
 from fold.errors import MossError
-from fold.factors import DEFAULT, IDENTITY, Factors
-from fold.weights import fold_tensor, rescale, row_scale, unfold_tensor
+from fold.scaling.factors import DEFAULT, IDENTITY, Factors
+from fold.scaling.weights import fold_tensor, rescale, row_scale, unfold_tensor
 
 ARCH = MossArch(
     dim=16, depth=2, heads=2, ffn_dim=24, text_dim=12, text_blocks=1, text_ffn_dim=20, latent_channels=8, freq_dim=32

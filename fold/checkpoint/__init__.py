@@ -1,0 +1,1 @@
+"""MOSS-Image files: header, key layouts, reading, loading and streamed export."""

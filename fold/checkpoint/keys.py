@@ -1,0 +1,136 @@
+"""Whose key is whose in a checkpoint: the model's prefix, its own keys, quantization companions, other components."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..arch import MossArch, block_indices
+from ..errors import MossError
+from .header import TensorInfo, clip
+
+PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "transformer.")
+ROPE_BANDS = "rope.bands"
+#: The choices of a new file's q, k, v, as `fused`: as in the source, three matrices, one.
+LAYOUTS = {"keep": None, "split": False, "fused": True}
+# Keys by which a prefix is recognised: no other model family has them.
+_MARKERS = ("shared_block_modulation.weight", "video_head_modulation.weight", "final_linear_video.weight")
+# What a quantized <module>.weight brings along, as <module>.<suffix>; scaled_fp8 is a marker for the whole file.
+COMPANIONS = (
+    "weight_scale", "weight_scale_2", "scale_weight", "input_scale", "scale_input", "pre_quant_scale",
+    "weight_zero_point", "comfy_quant",
+)  # fmt: skip
+_FILE_COMPANION = "scaled_fp8"
+# First words of keys that are plainly another component of an all-in-one file.
+_COMPONENTS = {
+    "vae", "first_stage_model", "text_encoder", "text_encoders", "cond_stage_model", "conditioner", "clip", "clip_l",
+    "te", "tokenizer", "image_encoder", "clip_vision", "model_ema", "audio_vae", "vocoder", "processor",
+}  # fmt: skip
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_LISTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one checkpoint names things. ``model`` and ``companions`` map bare names to header entries."""
+
+    prefix: str
+    fused: bool
+    arch: MossArch
+    model: dict[str, TensorInfo]
+    companions: dict[str, TensorInfo]
+    foreign: dict[str, TensorInfo]
+    quantized: dict[str, str] = field(default_factory=dict)
+    """Bare weight name -> its kind of quantization ("int8", "fp8_scaled", "fp8", "nvfp4", ...)."""
+
+    @property
+    def quantization(self) -> str | None:
+        """The kinds of quantization in the file joined by "+", or None."""
+        return "+".join(sorted(set(self.quantized.values()))) or None
+
+
+def read_layout(tensors: Mapping[str, TensorInfo], where: str) -> Layout:
+    """Sort the keys of a file (or folder) named ``where``; MossError when they are not those of a MOSS-Image model."""
+    prefix = _find_prefix(tensors, where)
+    inside: dict[str, TensorInfo] = {}
+    foreign: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        belongs = name.startswith(prefix) and (prefix or name.partition(".")[0] not in _COMPONENTS)
+        if belongs:
+            inside[name.removeprefix(prefix)] = info
+        else:
+            foreign[name] = info
+    companions = {name: inside.pop(name) for name in list(inside) if _is_companion(name, inside)}
+    arch = MossArch.from_shapes({name: info.shape for name, info in inside.items()}, where)
+    fused = any(f"layers.{index}.proj.qkv.weight" in inside for index in block_indices(inside, "layers"))
+    kinds = {name: _quantization(name, info, companions, where) for name, info in inside.items()}
+    quantized = {name: kind for name, kind in kinds.items() if kind}
+    _check_keys(arch.expected_shapes(fused), inside, quantized, where)
+    return Layout(prefix, fused, arch, inside, companions, foreign, quantized)
+
+
+def _find_prefix(tensors: Iterable[str], where: str) -> str:
+    names = set(tensors)
+    found = {prefix: sum(prefix + marker in names for marker in _MARKERS) for prefix in PREFIXES}
+    best = [prefix for prefix, count in found.items() if count and count == max(found.values())]
+    match best:
+        case [prefix]:
+            return prefix
+        case []:
+            sample = ", ".join(clip(name) for name in sorted(names)[:_LISTED]) or "no tensors"
+            raise MossError(f"{where} is not a MOSS-Image model: it has no {_MARKERS[0]} (it holds {sample}).")
+        case _:
+            listed = " and ".join(repr(prefix) for prefix in best)
+            raise MossError(f"{where} holds more than one MOSS-Image model, under the prefixes {listed}.")
+
+
+def _is_companion(name: str, names: Mapping[str, TensorInfo]) -> bool:
+    module, _, suffix = name.rpartition(".")
+    return name == _FILE_COMPANION or (suffix in COMPANIONS and f"{module}.weight" in names)
+
+
+def _quantization(name: str, info: TensorInfo, companions: Mapping[str, TensorInfo], where: str) -> str | None:
+    """The kind of quantization of one tensor, or None when it is stored as a plain float."""
+    if info.dtype in _FLOATS:
+        return None
+    module = name.removesuffix(".weight")
+    scaled = any(f"{module}.{suffix}" in companions for suffix in ("weight_scale", "scale_weight"))
+    match info.dtype:
+        case "F8_E4M3" | "F8_E5M2":
+            return "fp8_scaled" if scaled else "fp8"
+        case "I8" if scaled:
+            return "int8"
+        case "U8" | "F4" if scaled:
+            return "nvfp4" if f"{module}.weight_scale_2" in companions else info.dtype.lower()
+        case _:
+            raise MossError(
+                f"{where} stores {clip(name)} as {info.dtype}, which no MOSS-Image weight is without a scale."
+            )
+
+
+def _check_keys(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], quantized: Mapping[str, str], where: str
+) -> None:
+    """Refuse missing and unknown keys and wrong shapes, naming the first few."""
+    problems: dict[str, list[str]] = defaultdict(list)
+    for name, shape in expected.items():
+        if name not in found:
+            if name != ROPE_BANDS:
+                problems["has no"].append(name)
+        elif not _shape_fits(found[name], shape, packed=quantized.get(name) not in (None, "fp8", "fp8_scaled")):
+            problems["has a wrong shape:"].append(f"{name} is {list(found[name].shape)}, not {list(shape)}")
+    problems["has unknown keys in the model:"] = [clip(name) for name in found if name not in expected]
+    for problem, names in problems.items():
+        if names:
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            raise MossError(f"{where} {problem} {', '.join(names[:_LISTED])}{more}.")
+
+
+def _shape_fits(info: TensorInfo, shape: tuple[int, ...], packed: bool) -> bool:
+    """Whether a stored shape is the model's; a packed format may hold several values per element of the last axis."""
+    if info.shape == shape:
+        return True
+    return (
+        packed and len(info.shape) == len(shape) and info.shape[:-1] == shape[:-1] and info.shape[-1] * 2 == shape[-1]
+    )

@@ -1,0 +1,65 @@
+"""A checkpoint into a `MossDiT`: cast, unfolded where asked, one tensor at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..arch import MossArch
+from ..dtypes import NOTHING_APPLIED, AppliedDtypes, in_own_dtype, stored_dtype
+from ..errors import MossError
+from ..model.forward import MossDiT
+from ..model.ops import rope_bands
+from ..scaling.weights import unfold_tensor
+from .keys import ROPE_BANDS
+from .reader import Checkpoint, check_finite, is_finite
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    *,
+    unfold: bool = True,
+    overrides: AppliedDtypes = NOTHING_APPLIED,
+) -> MossDiT:
+    """The built-in model in compute dtype `dtype`, its weights as `stored_dtype` says, or as `overrides` says instead.
+
+    unfold: take a recorded fold out (the plan then applies it online). Raises MossError for a quantized file, a NaN or
+    infinite weight, or one that does not fit the dtype.
+    """
+    if checkpoint.quantization not in (None, "fp8"):
+        raise MossError(
+            f"{checkpoint.where} is quantized ({checkpoint.quantization}), which only ComfyUI's loaders can run: "
+            "use it there, or give an unquantized file."
+        )
+    with torch.device("meta"):
+        model = MossDiT(checkpoint.arch, fused=checkpoint.fused, dtype=dtype)
+    weights: dict[str, Tensor] = {}
+    for name in checkpoint.names():
+        target = overrides.parameters.get(name, stored_dtype(name, dtype))
+        weights[name] = ready_tensor(checkpoint, name, target, unfold).to(device)
+    weights.setdefault(ROPE_BANDS, default_bands(checkpoint.arch).to(device))
+    model.load_state_dict(weights, assign=True)
+    for path, own in overrides.modules().items():
+        module = model.get_submodule(path)
+        module.forward = in_own_dtype(module.forward, own)
+    return model.requires_grad_(False).eval()
+
+
+def ready_tensor(checkpoint: Checkpoint, name: str, target: torch.dtype, unfold: bool) -> Tensor:
+    """One weight in dtype `target`. Raises MossError where it holds, or becomes, anything not finite."""
+    tensor = checkpoint.tensor(name)
+    check_finite(name, tensor, checkpoint.where)
+    if unfold and checkpoint.record is not None:
+        ready = unfold_tensor(name, tensor, checkpoint.arch, checkpoint.record.factors, target)
+    else:
+        ready = tensor.to(target)
+    if target == torch.float16 and ready.dtype != tensor.dtype and not is_finite(ready):
+        raise MossError(f"{name} in {checkpoint.where} does not fit fp16: compute in bf16 or fp32.")
+    return ready
+
+
+def default_bands(arch: MossArch) -> Tensor:
+    """`rope.bands` for a file that leaves it out."""
+    return rope_bands(arch.head_dim, arch.rope_base, torch.device("cpu"))

@@ -1,0 +1,1 @@
+"""Runs that are looked at: sampling, recording, comparing, probing."""

@@ -1,0 +1,1 @@
+"""MOSS-Image: one forward over any module tree with the official names, and the built-in modules."""

@@ -1,0 +1,1 @@
+"""The saturation report: counters, the schema, its words and its chart."""

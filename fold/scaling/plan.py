@@ -1,0 +1,154 @@
+"""What one run does to the residual streams: a plan, resolved per block before the first step.
+
+Every reader of a stream is an RMSNorm, so a stream scaled by c computes the same function as long as each writer is
+scaled by c too and the norm's eps by c^2. The plan holds the numbers; `model.py` applies them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..errors import MossError
+from .factors import DEFAULT, IDENTITY, Factors
+from .record import FoldRecord
+
+Mode = Literal["none", "weights", "online", "fp32_residual"]
+Eps = Literal["exact", "stock"]
+
+FP16_MAX = 65504.0
+
+
+@dataclass(frozen=True)
+class BlockScale:
+    """The run-time multipliers of one joint block.
+
+    rescale: stream x this before the block (c_l / c_{l-1}; for block 0 against c_0, so 1).
+    gate_attn, gate_ffn: the modulation's gates x these (c_l / s_l).
+    s_attn, s_ffn: inputs of `o` and `ffn_down` x these.
+    unscale: what the norms multiply the stream by, so that their own eps is exact (1 under stock eps).
+    """
+
+    rescale: float
+    gate_attn: float
+    gate_ffn: float
+    s_attn: float
+    s_ffn: float
+    unscale: float
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """How the two residual streams run.
+
+    mode: the label shown to people. factors: applied at run time. baked: already in the weights (a recorded fold).
+    eps: "exact" keeps the function, "stock" leaves the norms' eps at 1e-6 on the scaled stream.
+    clamp: the joint stream is limited to +-clamp after each add, or not at all.
+    """
+
+    mode: Mode = "none"
+    factors: Factors = IDENTITY
+    baked: Factors = IDENTITY
+    eps: Eps = "exact"
+    clamp: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.baked.uniform:
+            raise MossError("A fold recorded in a file is uniform, but this plan was given one per block.")
+        if self.clamp is not None and not 0 < self.clamp < float("inf"):
+            raise MossError(f"The clamp must be a positive, finite number, not {self.clamp}.")
+
+    @property
+    def fp32_stream(self) -> bool:
+        return self.mode == "fp32_residual"
+
+    @property
+    def block_local(self) -> bool:
+        """True where something must act inside a block, which only the managed path can do."""
+        f = self.factors
+        folds_writers = any(s != 1.0 for s in (*f.s_attn, *f.s_ffn))
+        return self.fp32_stream or self.clamp is not None or not f.uniform or folds_writers
+
+    @property
+    def entry(self) -> float:
+        """Multiplier of the embedders' and the text refiner's outputs: c_0."""
+        return self.factors.c[0]
+
+    def unscale(self, c: float) -> float:
+        """What a norm multiplies a stream of run-time scale `c` by before it applies its own, unscaled eps."""
+        return 1.0 if self.eps == "stock" else 1.0 / (c * self.baked.c[0])
+
+    def blocks(self, depth: int) -> tuple[BlockScale, ...]:
+        """The scales of `depth` joint blocks. Raises MossError when a per-block list has another length."""
+        full = self.factors.expand(depth)
+        out, before = [], full.c[0]
+        for c, s_attn, s_ffn in zip(full.c, full.s_attn, full.s_ffn, strict=True):
+            out.append(BlockScale(c / before, c / s_attn, c / s_ffn, s_attn, s_ffn, self.unscale(c)))
+            before = c
+        return tuple(out)
+
+    def exit_unscale(self, depth: int) -> float:
+        """The final norm's multiplier: the last block's scale undone."""
+        return self.unscale(self.factors.expand(depth).c[-1])
+
+    def halved(self) -> StreamPlan:
+        """The same function at half the stream's scale: the other side of the self-check.
+
+        Under stock eps that takes norms that see the stream doubled again; it needs one c for all blocks, and with one
+        c per block eps counts for twice as much on the halved side.
+        """
+        half = replace(self, factors=replace(self.factors, c=tuple(c / 2 for c in self.factors.c)))
+        if self.eps == "exact" or not self.factors.uniform:
+            return half
+        return replace(half, eps="exact", baked=Factors((1.0 / self.factors.c[0],)))
+
+
+def own_c(fix: str, record: FoldRecord | None, unfolded: bool) -> float:
+    """The c that goes with an s_attn or s_ffn given alone: what the fix would have used for itself."""
+    if fix == "fp32_residual":
+        return 1.0
+    if record is not None:
+        return record.c if unfolded else 1.0  # a fold still in the weights has its c there
+    return DEFAULT.c[0]
+
+
+def plan_for(
+    fix: Literal["auto", "none", "online", "fp32_residual"],
+    *,
+    half: bool,
+    record: FoldRecord | None = None,
+    unfolded: bool = False,
+    factors: Factors | None = None,
+    eps: Eps | None = None,
+    clamp: float | None = None,
+) -> StreamPlan:
+    """Choose the plan from what the user asked for and what the weights carry.
+
+    half: the compute dtype is fp16. record: the fold the file came with. unfolded: it was taken out at load, so the
+    weights are the originals. factors, eps: the user's own, over every default.
+
+    auto: a recorded fold that was taken out is applied online with the same factors; one still in the weights is left
+    at work ("weights"); fp16 without a record gets c = 1/16; bf16 and fp32 need nothing.
+    """
+    kept = record is not None and not unfolded
+    baked = record.factors if record is not None and kept else IDENTITY
+    stock = eps == "stock" if eps else kept and record is not None and record.eps == "stock"
+    kept_eps: Eps = "stock" if stock else "exact"
+    match fix:
+        case "none":
+            return StreamPlan("weights" if kept else "none", IDENTITY, baked, kept_eps, clamp)
+        case "fp32_residual":
+            return StreamPlan("fp32_residual", factors or IDENTITY, baked, kept_eps, clamp)
+        case "online":
+            chosen = factors or (IDENTITY if kept else record.factors if record else DEFAULT)
+            return StreamPlan("online", chosen, baked, kept_eps, clamp)
+        case "auto" if kept and factors is None:
+            return StreamPlan("weights", IDENTITY, baked, kept_eps, clamp)
+        case "auto" if factors is not None or record is not None:
+            return StreamPlan("online", factors or (record.factors if record else DEFAULT), baked, kept_eps, clamp)
+        case "auto" if half:
+            return StreamPlan("online", DEFAULT, IDENTITY, kept_eps, clamp)
+        case "auto":
+            return StreamPlan("none", IDENTITY, IDENTITY, kept_eps, clamp)
+        case _:
+            raise MossError(f"The fix is one of auto, none, online or fp32_residual, not {fix!r}.")

@@ -1,0 +1,207 @@
+"""Puts a fix on a MODEL: chooses the path, patches and wraps a clone, takes off what an earlier node put on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import comfy.utils
+import torch
+from comfy.patcher_extension import CallbacksMP, PatcherInjection, WrappersMP
+from torch import nn
+
+from ..fold.errors import MossError
+from ..fold.scaling.plan import StreamPlan
+from ..fold.scaling.record import FoldRecord
+from .engines.adapters import fold_adapters, unfold_adapters
+from .engines.casting import cast_small_modules
+from .engines.dtypes import OwnDtype, patch_parameters, rules_on
+from .engines.managed import Router
+from .engines.native import PATCHES, patch_native
+from .guard.guard import ModelCall
+from .guard.run import SamplingRun
+from .guard.self_check import cell_contents
+from .inputs import FixOptions
+from .loading.builtin import BuiltinDiT
+from .model.moss import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tree, patched_object
+from .state import KEY, Handle, Path, handle_of
+
+log = logging.getLogger(__name__)
+
+#: The callables of this pack that stand in a MODEL's object patches; each has what it wraps as `inner`.
+OURS = (*PATCHES, Router, OwnDtype)
+
+#: Key of the callback that a clone on another module needs; adapters have one of their own under KEY.
+FOLLOW = f"{KEY}_follow"
+
+NO_FIX = (
+    "MOSS-Image runs in fp16 as stored, without a fix: the base weights overflow there. Healed finetunes want exactly "
+    "this; for any other file choose fix = auto or online."
+)
+
+
+def apply_fix(
+    model: Any,
+    options: FixOptions,
+    *,
+    node: str,
+    node_id: str,
+    compute_dtype: torch.dtype | None = None,
+    record: FoldRecord | None = None,
+    unfolded: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> Any:
+    """A clone of MODEL that runs under `options`. Weights are shared, the MODEL given stays as it was.
+
+    compute_dtype: changes the MODEL's (None keeps it). record, unfolded: the fold its file carries, and whether the
+    loader took it out. Raises MossError where the MODEL is not MOSS-Image or the options do not fit it.
+    """
+    tree = moss_tree(model, node)
+    if model.get_additional_models_with_key("multigpu"):
+        refuse_multigpu()
+    clone = remove_fix(model.clone())
+    if compute_dtype is not None and compute_dtype != compute_dtype_of(clone):
+        clone.set_model_compute_dtype(compute_dtype)
+    dtype, arch = compute_dtype_of(clone), arch_of(tree)
+    half = dtype == torch.float16
+    plan = options.plan(half=half, record=record, unfolded=unfolded)
+    plan.blocks(arch.depth)
+    path = choose_path(options, plan, tree)
+    notes = (NO_FIX,) if half and plan.mode == "none" else ()
+    handle = Handle(
+        node_id=node_id,
+        options=options,
+        arch=arch,
+        plan=plan,
+        path=path,
+        compute_dtype=dtype,
+        notes=notes,
+        extra=extra,
+    )
+    handle.manageable = is_manageable(tree)
+    if path == "managed" and not handle.manageable:
+        raise MossError(
+            f"This MOSS-Image class ({type(tree).__name__}) is built otherwise than the managed path knows, so only "
+            "fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp can run on it."
+        )
+    for sentence in notes:
+        log.warning(sentence)
+    if dtype is not None and options.rules:
+        applied = rules_on(tree, options.rules, dtype, own=path != "native")
+        handle.own_dtypes = patch_parameters(clone, tree, applied)
+        handle.extra["param_dtypes"] = dict(applied.record)
+    if not plan.baked.identity:
+        fold_adapters(clone, tree, arch, plan.baked)
+    if path == "native":
+        patch_native(clone, tree, handle)
+    else:
+        cast_small_modules(clone, tree, arch)
+    name = f"{ROOT}.forward"
+    clone.add_object_patch(name, Router(patched_object(clone, name), handle, clone.model))
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, SamplingRun(handle))
+    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, ModelCall(handle))
+    clone.add_callback_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY, refuse_multigpu)
+    clone.set_injections(KEY, [PatcherInjection(last_on_first_off, lambda _: None)])
+    clone.add_callback_with_key(CallbacksMP.ON_CLONE, FOLLOW, follow_module)
+    clone.set_attachments(KEY, handle)
+    return clone
+
+
+def refuse_multigpu(*_: Any) -> None:
+    """Copies of the model on other GPUs would run without the patches, or with those of another module."""
+    raise MossError(
+        "The MOSS fp16 fix runs on one GPU: take the multi-GPU node out, or use no fix and compute in bf16 or fp32."
+    )
+
+
+def last_on_first_off(patcher: Any) -> None:
+    """After every load: see to it that the object patches just put on come off in reverse.
+
+    ComfyUI takes them off in the order it put them on. Where a node has replaced a module and another patches something
+    on it, that leaves the patch on the wrong one of the two for good.
+    """
+    place = {key: number for number, key in enumerate(patcher.object_patches)}
+    backup = patcher.object_patches_backup
+    found = sorted(backup.items(), key=lambda item: place.get(item[0], -1), reverse=True)
+    backup.clear()
+    backup.update(found)
+
+
+def follow_module(patcher: Any, made: Any) -> None:
+    """A clone may be made on another module, loaded anew: for torch.compile, and for LoRA hooks, where ComfyUI's own
+    loading (dynamic VRAM) cannot serve them. What our patches call has to be of that module, too."""
+    if made.model is patcher.model:
+        return
+    for name, patch in made.object_patches.items():
+        if isinstance(patch, OURS):
+            made.object_patches[name] = _moved(patch, name, made)
+
+
+def _moved(patch: Any, name: str, made: Any) -> Any:
+    """One of our patches, and those of ours it stands around, on the module of `made`."""
+    inner = patch.inner
+    if isinstance(inner, OURS):
+        inner = _moved(inner, name, made)
+    elif isinstance(getattr(inner, "__self__", None), nn.Module):
+        put_on = made.object_patches_backup  # where the module is in use already, its own forwards are here
+        inner = put_on[name] if name in put_on else comfy.utils.get_attr(made.model, name)
+    return patch.on(inner, made.model) if isinstance(patch, Router) else patch.on(inner)
+
+
+def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
+    """Native wherever the plan needs nothing inside a block; the built-in class runs our forward anyway."""
+    if isinstance(tree, BuiltinDiT):
+        return "builtin"
+    match options.engine:
+        case "native" if plan.block_local:
+            raise MossError(
+                "engine = native cannot do what these options ask for: fp32_residual, a clamp, s_attn, s_ffn and a c "
+                "per block act inside the blocks. Use engine = auto or managed."
+            )
+        case "auto" if plan.block_local:
+            return "managed"
+        case "managed":
+            return "managed"
+        case _:
+            return "native"
+
+
+def remove_fix(clone: Any) -> Any:
+    """Take an earlier node's fix off a clone: the last one counts. Raises MossError where another pack wrapped it."""
+    if (handle := handle_of(clone)) is None:
+        return clone
+    for name, patch in list(clone.object_patches.items()):
+        if isinstance(patch, OURS):
+            _restore(clone, name, patch)
+        elif _wraps(patch):
+            raise MossError(
+                f"Another node has wrapped {name} after the first MOSS fp16 fix, so a second one cannot replace it. "
+                "Connect MOSS FP16 Fix before that node."
+            )
+        elif name.endswith(".eps") and handle.path == "native":
+            del clone.object_patches[name]
+    for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.APPLY_MODEL):
+        clone.remove_wrappers_with_key(kind, KEY)
+    unfold_adapters(clone)
+    clone.remove_callbacks_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY)
+    clone.remove_injections(KEY)
+    clone.remove_callbacks_with_key(CallbacksMP.ON_CLONE, FOLLOW)
+    clone.remove_attachments(KEY)
+    return clone
+
+
+def _restore(clone: Any, name: str, patch: Any) -> None:
+    """Put back what our patches had found: another node's patch, or the module's own method (then no patch at all)."""
+    while isinstance(patch, OURS):
+        patch = patch.inner
+    if isinstance(getattr(patch, "__self__", None), nn.Module):
+        del clone.object_patches[name]
+    else:
+        clone.object_patches[name] = patch
+
+
+def _wraps(patch: Any) -> bool:
+    """Whether a foreign callable holds one of our patches: in an attribute or a closure."""
+    held = list(getattr(patch, "__dict__", {}).values())
+    held += [cell_contents(cell) for cell in getattr(patch, "__closure__", None) or ()]
+    return any(isinstance(item, OURS) for item in held)

@@ -1,0 +1,95 @@
+"""The user's dtypes at work on a MODEL: its inputs at the model's boundary, and single parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...fold.dtypes import (
+    NOTHING_APPLIED,
+    AppliedDtypes,
+    DtypeRule,
+    InputPolicy,
+    apply_rules,
+    in_own_dtype,
+    stored_dtype,
+)
+from ..model.moss import ROOT, patched_object
+from .casting import FLAG
+
+
+def at_boundary(
+    policy: InputPolicy, x: Tensor, timesteps: Tensor, context: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Latents [B, C, h, w], timestep [B] and cond [B, T, D] rounded as the policy says.
+
+    Latents and cond go on in the dtype that ComfyUI handed over, the compute dtype: the layers behind take no other.
+    """
+    if policy.plain or context is None:
+        return x, timesteps, context
+    latents, timestep, cond = policy.apply(x, timesteps, context, x.dtype)
+    return latents.to(x.dtype), timestep, cond.to(context.dtype)
+
+
+class OwnDtype:
+    """A linear's forward in a dtype of its own. `called` shows whether the model's class calls it at all."""
+
+    def __init__(self, inner: Any, dtype: torch.dtype, use: Use | None = None) -> None:
+        self.inner, self.dtype, self.use = inner, dtype, use or Use()
+        self.run = in_own_dtype(inner, dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.use.called = True
+        return self.run(x)
+
+    def on(self, inner: Any) -> OwnDtype:
+        """The same around another module's forward."""
+        return OwnDtype(inner, self.dtype, self.use)
+
+
+@dataclass
+class Use:
+    """Shared by the patches of one path on all copies of a MODEL."""
+
+    called: bool = False
+
+
+def rules_on(tree: nn.Module, rules: tuple[DtypeRule, ...], dtype: torch.dtype, *, own: bool) -> AppliedDtypes:
+    """What the rules come to on a module tree. own: our forward runs it, so norms and conditioning are fp32."""
+    if not rules:
+        return NOTHING_APPLIED
+    names = [name for name, _ in tree.named_parameters()]
+    return apply_rules(rules, names, lambda name: stored_dtype(name, dtype) if own else dtype)
+
+
+def patch_parameters(model: Any, tree: nn.Module, applied: AppliedDtypes) -> dict[str, OwnDtype]:
+    """Object patches so that the linears named compute in their own dtype; returns them by path."""
+    patches: dict[str, OwnDtype] = {}
+    for path, dtype in applied.modules().items():
+        name = f"{ROOT}.{path}.forward"
+        patches[path] = OwnDtype(patched_object(model, name), dtype)
+        model.add_object_patch(name, patches[path])
+        if getattr(tree.get_submodule(path), FLAG, True) is False:
+            model.add_object_patch(f"{ROOT}.{path}.{FLAG}", True)
+    return patches
+
+
+def bypassed(patches: dict[str, OwnDtype]) -> str | None:
+    """After a run: the sentence about linears that the class never called, so that their dtype had no effect."""
+    idle = [path for path, patch in patches.items() if not patch.use.called]
+    if not idle:
+        return None
+    return (
+        f"The parameter dtypes of {', '.join(idle[:3])}{' and others' if len(idle) > 3 else ''} had no effect: this "
+        "MOSS-Image class runs them inside a fused kernel. Use engine = managed, which calls every module."
+    )
+
+
+def store_parameters(tree: nn.Module, applied: AppliedDtypes) -> None:
+    """Before the weights are loaded: make room for the parameters named in their own dtype."""
+    for name, dtype in applied.parameters.items():
+        parameter = tree.get_parameter(name)
+        parameter.data = torch.empty_like(parameter.data, dtype=dtype)

@@ -1,0 +1,100 @@
+"""The guard's ladder: from what a bad model call showed to the next rung worth computing it on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ...fold.model.observer import Observer
+from ...fold.report.counters import BlockStats
+from ...fold.scaling.factors import Factors
+from ...fold.scaling.plan import FP16_MAX, Mode, StreamPlan
+from ..state import Rung
+
+C_STEP, C_FLOOR = 2.0**-4, 2.0**-16
+S_STEP, S_FLOOR = 2.0**-6, 2.0**-12
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where a call went out of range: stream sites, and whether a block's own o (attn) or ffn_down (ffn) did first."""
+
+    stream: tuple[str, ...] = ()
+    attn: bool = False
+    ffn: bool = False
+
+    @property
+    def writers(self) -> bool:
+        return self.attn or self.ffn
+
+    def reason(self) -> str:
+        """For the report: "layer.22 saturated; ffn_down out of range"."""
+        parts = [f"{', '.join(self.stream[:3])} out of range"] if self.stream else []
+        parts += ["the output of o out of range"] if self.attn else []
+        parts += ["the output of ffn_down out of range"] if self.ffn else []
+        return "; ".join(parts) or "the output was not finite"
+
+
+class WriterWatch(Observer):
+    """Looks at the writers of one call that already failed: which side of a block overflowed first, if one did.
+
+    A stream that overflowed before makes every later value NaN, so what goes into a writer is looked at as well.
+    """
+
+    wants_inner = True
+
+    def __init__(self) -> None:
+        self.first: str | None = None
+        self.asked = False
+
+    def inner(self, kind: str, layer: int, value: Tensor, scale: float) -> None:
+        self.asked = True
+        if self.first is not None:
+            return
+        if kind in ("q", "ffn_up_gate"):
+            if not bool(value.isfinite().all()):
+                self.first = "stream"
+        elif kind in ("o", "ffn_down") and not bool((value.abs() < FP16_MAX).all()):
+            self.first = kind
+
+
+def evidence_of(blocks: Sequence[BlockStats], watch: WriterWatch | None) -> Evidence:
+    """Put the call's counters and, where a second look was possible, the writers together."""
+    stream = tuple(b.name for b in blocks if b.saturated or b.non_finite)
+    if watch is None:
+        return Evidence(stream)
+    return Evidence(stream, watch.first == "o", watch.first == "ffn_down")
+
+
+def next_rung(rung: Rung, evidence: Evidence, *, manageable: bool) -> Rung | None:
+    """The next rung, or None above the last.
+
+    A writer's own output out of range needs s for its side (a smaller c does not reach it); a stream out of range needs
+    a smaller c; then the stream goes to fp32, keeping s; then everything does. Only the managed forward has s.
+    """
+    plan, f = rung.plan, rung.plan.factors
+    if rung.full:
+        return None
+    if manageable and evidence.writers and (shrunk := _shrink_s(f, evidence)) is not None:
+        return Rung(replace(plan, mode=_folded(plan), factors=shrunk), managed=True)
+    if evidence.stream and not plan.fp32_stream and min(f.c) * plan.baked.c[0] > C_FLOOR:
+        c = tuple(value * C_STEP for value in f.c)
+        return Rung(replace(plan, mode=_folded(plan), factors=replace(f, c=c)), managed=rung.managed)
+    if manageable and not plan.fp32_stream:
+        wide = replace(f, c=(1.0,))
+        return Rung(replace(plan, mode="fp32_residual", factors=wide), managed=True)
+    return Rung(replace(plan, factors=Factors() if not rung.managed else f), managed=rung.managed, full=True)
+
+
+def _folded(plan: StreamPlan) -> Mode:
+    """A plan that had no run-time factors becomes an online one when it gets some."""
+    return "online" if plan.mode in ("none", "weights") else plan.mode
+
+
+def _shrink_s(f: Factors, evidence: Evidence) -> Factors | None:
+    """s one step down on the sides that were out of range; None where they are at the floor."""
+    attn = tuple(s * S_STEP if evidence.attn else s for s in f.s_attn)
+    ffn = tuple(s * S_STEP if evidence.ffn else s for s in f.s_ffn)
+    return None if min(*attn, *ffn) < S_FLOOR else replace(f, s_attn=attn, s_ffn=ffn)

@@ -1,0 +1,83 @@
+"""Around one sampling run of a fixed MODEL: begins its counters, follows its steps, closes its report."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import comfy.model_management
+from torch import Tensor
+
+from ..engines.native import restore_eps
+from ..model.moss import compute_dtype_of
+from ..panel import publish
+from ..state import Handle, Run, State
+
+log = logging.getLogger(__name__)
+
+_POSITIONAL = ("noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback")
+_CALLBACK = _POSITIONAL.index("callback")
+
+
+class SamplingRun:
+    """The OUTER_SAMPLE wrapper."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        # outer_sample(noise, latent_image, sampler, sigmas, denoise_mask, callback, ...): named or by position
+        call = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
+        handle, patcher = self.handle, executor.class_obj.model_patcher
+        handle.compute_dtype = compute_dtype_of(patcher)  # a node after the fix may have changed it
+        run = handle.begin(max(len(call["sigmas"]) - 1, 0), *publish.where_now())
+        panel = publish.LivePanel(handle, run)
+        following = _following(run, panel, call.get("callback"))
+        if len(args) > _CALLBACK:
+            args = (*args[:_CALLBACK], following, *args[_CALLBACK + 1 :])
+        else:
+            kwargs["callback"] = following
+        publish.publish(handle.node_id, run.prompt_id, run.workflow_id, handle.report("running", run.counters.read()))
+        _announce(handle, run)
+        state: State = "failed"
+        try:
+            out: Tensor = executor(*args, **kwargs)
+            state = "done"
+            if not bool(out.isfinite().all()):
+                sentence = "The sampled latent holds NaN or infinity; the image will be black or broken."
+                run.warn(sentence)
+                publish.notice(handle, run, "non_finite", "error", sentence)
+            return out
+        except comfy.model_management.InterruptProcessingException:
+            state = "interrupted"
+            raise
+        finally:
+            _close(handle, run, state)
+            handle.run, handle.rung = None, handle.start
+            restore_eps(handle, patcher)
+
+
+def _close(handle: Handle, run: Run, state: State) -> None:
+    """The last report; reading it from a device that just failed must not hide why it failed."""
+    try:
+        publish.finish(handle, run, state)
+    except RuntimeError:
+        if state == "done":
+            raise
+        log.warning("The report of a run that failed could not be read from the device.", exc_info=True)
+
+
+def _following(run: Run, panel: publish.LivePanel, callback: Any) -> Any:
+    """The sampler's step callback, which also counts steps."""
+
+    def step(index: int, x0: Any, x: Any, total: int) -> Any:
+        run.step, run.total_steps = index + 1, total
+        panel.update()
+        return None if callback is None else callback(index, x0, x, total)
+
+    return step
+
+
+def _announce(handle: Handle, run: Run) -> None:
+    for sentence in handle.notes:
+        publish.notice(handle, run, "no_fix", "warn", sentence)

@@ -1,0 +1,207 @@
+"""The inputs that Loader and Fix share: the widgets, and what a user chose in them, checked and frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from comfy_api.latest import io
+
+from ..fold.dtypes import INPUT_CHOICES, DtypeRule, InputPolicy, parse_rules
+from ..fold.scaling.factors import Factors, parse_factors
+from ..fold.scaling.plan import FP16_MAX, StreamPlan, own_c, plan_for
+from ..fold.scaling.record import FoldRecord
+
+CATEGORY = "MOSS/FP16"
+
+MossFactors: Any = io.Custom("MOSS_FACTORS")
+
+FACTOR_HINT_UNIFORM = "0.0625, 1/16 or 2^-4."
+FACTOR_HINT = "0.0625, 1/16, 2^-4, or a comma list with one value per block."
+
+
+def compute_dtype_input(first: str, tooltip: str) -> Any:
+    """`first` is what the model computes in when nothing is chosen: auto (Loader) or keep (Fix)."""
+    return io.Combo.Input("compute_dtype", options=[first, "fp16", "bf16", "fp32"], default=first, tooltip=tooltip)
+
+
+def fix_inputs(engines: list[str]) -> list[Any]:
+    """fix and guard, then the advanced ones, in the order of the help pages."""
+    return [
+        io.Combo.Input(
+            "fix",
+            options=["auto", "none", "online", "fp32_residual"],
+            default="auto",
+            tooltip="How the residual stream is kept in fp16's range. auto: a recorded fold, else the online fold with "
+            "c = 1/16 in fp16, nothing in bf16 and fp32. online: the fold at sampling time, weights untouched. "
+            "fp32_residual: the stream in fp32. none: as stored.",
+        ),
+        io.Combo.Input(
+            "guard",
+            options=["rescue", "report", "off"],
+            default="rescue",
+            tooltip="After each model call: rescue computes a call that left fp16's range again on a safer rung and "
+            "stays there; report only says so; off does not look.",
+        ),
+        *advanced_fix_inputs(engines),
+    ]
+
+
+def advanced_fix_inputs(engines: list[str]) -> list[Any]:
+    """All optional, so that a workflow or API prompt written before an input existed still runs."""
+    return [
+        io.String.Input(
+            "c",
+            default="",
+            advanced=True,
+            optional=True,
+            tooltip=f"Stream factor c; empty for the mode's own (the recorded one, else 1/16). {FACTOR_HINT}",
+        ),
+        io.String.Input(
+            "s_attn",
+            default="1",
+            advanced=True,
+            optional=True,
+            tooltip=f"Factor on the attention outputs (o): below 1 where o itself overflows. {FACTOR_HINT}",
+        ),
+        io.String.Input(
+            "s_ffn",
+            default="1",
+            advanced=True,
+            optional=True,
+            tooltip=f"Factor on the FFN outputs (ffn_down): below 1 where they overflow. {FACTOR_HINT}",
+        ),
+        io.Combo.Input(
+            "eps",
+            options=["exact", "stock"],
+            default="exact",
+            advanced=True,
+            optional=True,
+            tooltip="exact: the norms' eps goes with c^2, so the function is the same. stock: eps stays 1e-6.",
+        ),
+        io.Boolean.Input(
+            "clamp",
+            default=False,
+            advanced=True,
+            optional=True,
+            tooltip="Limit the joint stream to +-65504 after each add, and count what was limited.",
+        ),
+        io.Boolean.Input(
+            "counters",
+            default=True,
+            advanced=True,
+            optional=True,
+            tooltip="Count peaks and saturation per block for the panel.",
+        ),
+        io.Boolean.Input(
+            "self_check",
+            default=True,
+            advanced=True,
+            optional=True,
+            tooltip="Once per combination of model, adapters and patches: run one call at c and at c/2. If they "
+            "differ, something unknown writes to the stream and the fold is left off.",
+        ),
+        io.Combo.Input(
+            "engine",
+            options=engines,
+            default="auto",
+            advanced=True,
+            optional=True,
+            tooltip="Which forward runs. auto chooses; the help page says when to choose otherwise.",
+        ),
+        *(
+            io.Combo.Input(
+                f"{name}_dtype",
+                options=list(INPUT_CHOICES),
+                default="default",
+                advanced=True,
+                optional=True,
+                tooltip=tooltip,
+            )
+            for name, tooltip in (
+                ("latents", "What the latents are rounded to before the model gets them. default: the compute dtype."),
+                ("cond", "What the text conditioning is rounded to. default: the compute dtype."),
+                ("timestep", "What the timestep is rounded to. default: fp32."),
+            )
+        ),
+        io.String.Input(
+            "param_dtypes",
+            default="",
+            multiline=True,
+            advanced=True,
+            optional=True,
+            tooltip="Lines of `glob = dtype` for single parameters, such as layers.*.proj.o.weight = fp32; a later "
+            "line overrides an earlier one. Norms, conditioning and head are fp32 by default.",
+        ),
+        MossFactors.Input(
+            "factors", optional=True, tooltip="Measured factors (MOSS Activation Probe); they replace c, s_attn, s_ffn."
+        ),
+    ]
+
+
+PLAIN_INPUTS = InputPolicy()
+
+Guard = Literal["off", "report", "rescue"]
+Engine = Literal["auto", "native", "managed", "builtin"]
+
+
+@dataclass(frozen=True)
+class FixOptions:
+    """The inputs that Loader and Fix share. factors: None where the user left the mode's own. s_alone: they are
+    s_attn and s_ffn only, and c is the mode's own."""
+
+    fix: Literal["auto", "none", "online", "fp32_residual"] = "auto"
+    guard: Guard = "rescue"
+    factors: Factors | None = None
+    s_alone: bool = False
+    eps: Literal["exact", "stock"] = "exact"
+    clamp: bool = False
+    counters: bool = True
+    self_check: bool = True
+    engine: Engine = "auto"
+    inputs: InputPolicy = PLAIN_INPUTS
+    rules: tuple[DtypeRule, ...] = ()
+
+    def plan(self, *, half: bool, record: FoldRecord | None, unfolded: bool) -> StreamPlan:
+        """The stream plan for a model that computes in fp16 (half) and came with `record`."""
+        factors = self.factors
+        if factors is not None and self.s_alone:
+            factors = replace(factors, c=(own_c(self.fix, record, unfolded),))
+        return plan_for(
+            self.fix,
+            half=half,
+            record=record,
+            unfolded=unfolded,
+            factors=factors,
+            # "exact" is the input's default; a kept fold's own eps counts until the user says stock
+            eps="stock" if self.eps == "stock" else None,
+            clamp=FP16_MAX if self.clamp else None,
+        )
+
+
+def read_options(inputs: dict[str, Any]) -> FixOptions:
+    """The options from a node's inputs. Raises MossError naming the field that is wrong."""
+    return FixOptions(
+        fix=inputs.get("fix", "auto"),
+        guard=inputs.get("guard", "rescue"),
+        factors=read_factors(inputs),
+        s_alone=inputs.get("factors") is None and not str(inputs.get("c", "")).strip(),
+        eps=inputs.get("eps", "exact"),
+        clamp=bool(inputs.get("clamp", False)),
+        counters=bool(inputs.get("counters", True)),
+        self_check=bool(inputs.get("self_check", True)),
+        engine=inputs.get("engine", "auto"),
+        inputs=InputPolicy(*(inputs.get(f"{name}_dtype", "default") for name in ("latents", "cond", "timestep"))),
+        rules=parse_rules(inputs.get("param_dtypes", "")),
+    )
+
+
+def read_factors(inputs: dict[str, Any]) -> Factors | None:
+    """A connected MOSS_FACTORS wins; else c (1/16 if empty), s_attn and s_ffn. None where all are left as they are."""
+    measured = inputs.get("factors")
+    if measured is not None:
+        return measured if isinstance(measured, Factors) else Factors.from_json(measured, "the factors input")
+    c, s_attn, s_ffn = (str(inputs.get(key, "")).strip() for key in ("c", "s_attn", "s_ffn"))
+    if not c and s_attn in ("", "1") and s_ffn in ("", "1"):
+        return None
+    return parse_factors(c or "1/16", s_attn or "1", s_ffn or "1")

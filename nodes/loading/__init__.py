@@ -1,0 +1,1 @@
+"""A file into a MODEL: ComfyUI's own class where it has one, else the built-in one."""

@@ -1,0 +1,153 @@
+"""A MOSS-Image file into a MODEL: ComfyUI's own class where it has one, else the built-in one."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import comfy.model_detection
+import comfy.model_management as mm
+import comfy.model_patcher
+import comfy.sd
+import comfy.utils
+import torch
+
+from ...fold.checkpoint.reader import Checkpoint, check_finite, open_checkpoint, split_qkv
+from ...fold.dtypes import DTYPES, DtypeRule, parse_rules
+from ...fold.errors import MossError
+from ...fold.scaling.weights import unfold_tensor
+from ..engines.dtypes import rules_on, store_parameters
+from ..model.stored_fold import KEY, Source
+from .builtin import MossModelConfig
+from .qkv_patcher import take_both_layouts
+
+log = logging.getLogger(__name__)
+
+
+def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "", disable_dynamic: bool = False) -> Any:
+    """The MODEL of a checkpoint file or HF folder, weights stored in the compute dtype.
+
+    dtype: auto, fp16, bf16 or fp32. unfold: take a recorded fold out of the weights. engine: auto, native, builtin.
+    rules: lines of `glob = dtype` for single parameters, which the built-in class stores in that dtype.
+    Raises MossError for what is no sound MOSS-Image checkpoint.
+    """
+    with open_checkpoint(path) as checkpoint:
+        chosen = compute_dtype(dtype, checkpoint)
+        weights, record = ready_weights(checkpoint, unfold), checkpoint.record
+        with finite(checkpoint, weights):
+            model = None if engine == "builtin" else load_native(weights, chosen, checkpoint, disable_dynamic)
+            if model is None and engine == "native":
+                raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
+            if model is None:
+                model = load_builtin(weights, chosen, checkpoint, parse_rules(rules), disable_dynamic)
+    if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
+        model.set_model_compute_dtype(chosen)
+    model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine, rules))
+    model.set_attachments(KEY, Source(record, unfolded=unfold and record is not None))
+    return model
+
+
+def compute_dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
+    """auto: fp16 where the device is good at it, else bf16, else fp32 (a CPU)."""
+    if name != "auto":
+        return DTYPES[name]
+    device = mm.get_torch_device()
+    if mm.should_use_fp16(device, model_params=checkpoint.nbytes // 2):
+        return torch.float16
+    return torch.bfloat16 if mm.should_use_bf16(device) else torch.float32
+
+
+def ready_weights(checkpoint: Checkpoint, unfold: bool) -> dict[str, torch.Tensor]:
+    """Bare-key weights, memory-mapped but for the few that an unfold changes."""
+    weights, record = checkpoint.state_dict(), checkpoint.record
+    if unfold and record is not None:
+        for name in filter(checkpoint.is_plain, checkpoint.names()):
+            weights[name] = unfold_tensor(name, weights[name], checkpoint.arch, record.factors)
+    return weights
+
+
+@contextlib.contextmanager
+def finite(checkpoint: Checkpoint, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Refuses NaN and infinity by name when the block ends.
+
+    The look at every weight goes on in a thread while ComfyUI builds the model in the block: it brings the file into
+    memory for both, and costs next to nothing on top of the copying.
+    """
+    stop = threading.Event()
+    # the thread gets the context too, since ComfyUI's progress bar asks it which node is running
+    look = functools.partial(contextvars.copy_context().run, check_weights, checkpoint, dict(weights), stop)
+    with ThreadPoolExecutor(1, "moss-weights") as thread:
+        found = thread.submit(look)
+        try:
+            yield
+        except BaseException:
+            stop.set()
+            raise
+        found.result()
+
+
+def check_weights(checkpoint: Checkpoint, weights: dict[str, torch.Tensor], stop: threading.Event) -> None:
+    """Raises MossError for the first weight that holds NaN or infinity."""
+    bar = comfy.utils.ProgressBar(len(weights))
+    for name, weight in weights.items():
+        if stop.is_set():
+            return
+        if checkpoint.is_plain(name):
+            check_finite(name, weight, checkpoint.where)
+        bar.update(1)
+        mm.throw_exception_if_processing_interrupted()
+
+
+def load_native(
+    weights: dict[str, torch.Tensor], dtype: torch.dtype, checkpoint: Checkpoint, disable_dynamic: bool
+) -> Any | None:
+    """Through ComfyUI's own detection; None where it does not know MOSS-Image."""
+    try:
+        known = comfy.model_detection.model_config_from_unet(weights, "", metadata=dict(checkpoint.metadata))
+    except Exception as error:  # detection of other models may stumble over our keys
+        log.debug("ComfyUI's model detection failed on MOSS-Image keys: %s", error)
+        return None
+    if known is None:
+        return None
+    model = comfy.sd.load_diffusion_model_state_dict(
+        dict(weights),
+        model_options={} if checkpoint.quantization else {"dtype": dtype},
+        metadata=dict(checkpoint.metadata),
+        disable_dynamic=disable_dynamic,
+    )
+    return model if model is not None and hasattr(model.model.diffusion_model, "shared_block_modulation") else None
+
+
+def load_builtin(
+    weights: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    checkpoint: Checkpoint,
+    rules: tuple[DtypeRule, ...],
+    disable_dynamic: bool,
+) -> Any:
+    """The built-in class, placed as ComfyUI places its own.
+
+    It has q, k and v apart, as the official keys do, also for fused files. Adapters fit with the keys of either layout.
+    """
+    fused = checkpoint.fused and checkpoint.quantization is not None
+    if checkpoint.fused and not fused:
+        weights = split_qkv(weights, checkpoint.arch.depth)
+    weights, _ = comfy.utils.convert_old_quants(dict(weights), "", metadata=dict(checkpoint.metadata))
+    config = MossModelConfig({"arch": checkpoint.arch, "fused": fused})
+    config.quant_config = comfy.utils.detect_layer_quantization(weights, "") if checkpoint.quantization else None
+    config.set_inference_dtype(dtype, dtype if config.quant_config else None)
+    patcher = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    model = config.get_model(weights)
+    store_parameters(model.diffusion_model, rules_on(model.diffusion_model, rules, dtype, own=True))
+    loaded = patcher(model, load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
+    take_both_layouts(loaded)
+    if not mm.is_device_cpu(loaded.offload_device):
+        model.to(loaded.offload_device)
+    model.load_model_weights(weights, "", assign=loaded.is_dynamic())
+    return loaded

@@ -1,0 +1,121 @@
+"""From a run to the page: reports while it goes on, a few a second at most, and notices once each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+from comfy_execution.utils import get_executing_context
+from server import PromptServer
+
+from ...fold.report.counters import BlockStats, PeakCopy, peak_copy
+from ..engines.dtypes import bypassed
+from ..state import Handle, Run, State
+from .store import STORE
+
+log = logging.getLogger(__name__)
+
+REPORT_EVENT, NOTICE_EVENT = "moss_fp16.report", "moss_fp16.notice"
+SECONDS_BETWEEN = 0.4
+
+
+def where_now() -> tuple[str | None, str | None]:
+    """(prompt id, workflow id) of what the server is executing; None where it cannot be told."""
+    context = get_executing_context()
+    prompt_id = context.prompt_id if context else None
+    server = getattr(PromptServer, "instance", None)
+    if server is None or prompt_id is None:
+        return prompt_id, None
+    for item in list(server.prompt_queue.currently_running.values()):
+        if item[1] == prompt_id:
+            return prompt_id, _workflow_id(item[3])
+    return prompt_id, None
+
+
+def _workflow_id(extra_data: Any) -> str | None:
+    """The id in what the page, or a script, sent along with the prompt."""
+    found = extra_data
+    for key in ("extra_pnginfo", "workflow", "id"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def publish(node_id: str, prompt_id: str | None, workflow_id: str | None, report: dict[str, Any]) -> None:
+    """Keep a report as the node's last and send it to the pages."""
+    entry = {
+        "node_id": node_id,
+        "prompt_id": prompt_id,
+        "workflow_id": workflow_id,
+        "state": report["state"],
+        "report": report,
+    }
+    STORE.put(entry)
+    _send(REPORT_EVENT, entry)
+
+
+def notice(handle: Handle, run: Run, kind: str, severity: str, text: str) -> None:
+    """A toast, once per kind and run; it never blocks."""
+    if kind in run.notices:
+        return
+    run.notices.add(kind)
+    _send(
+        NOTICE_EVENT,
+        {"node_id": handle.node_id, "prompt_id": run.prompt_id, "kind": kind, "severity": severity, "text": text},
+    )
+
+
+def _send(event: str, data: dict[str, Any]) -> None:
+    """To the pages, if there is a server; a server that is going down must not end a run."""
+    server = getattr(PromptServer, "instance", None)
+    if server is not None:
+        try:
+            server.send_sync(event, data)
+        except Exception:
+            log.debug("%s could not be sent.", event, exc_info=True)
+
+
+class LivePanel:
+    """Sends the running totals now and then: a copy that does not wait goes out once it has arrived."""
+
+    def __init__(self, handle: Handle, run: Run) -> None:
+        self.handle, self.run = handle, run
+        self.sent_at = 0.0
+        self.copy: PeakCopy | None = None
+
+    def update(self) -> None:
+        """Called after every step."""
+        if self.copy is not None:
+            if (rows := self.copy.arrived()) is not None:
+                self.copy = None
+                self._publish(rows)
+        elif time.monotonic() - self.sent_at >= SECONDS_BETWEEN:
+            self.sent_at = time.monotonic()
+            self._start_copy()
+
+    def _start_copy(self) -> None:
+        packed = self.run.counters.packed()
+        self.copy = peak_copy(packed)
+        if self.copy is None:
+            # on other devices there is no way to ask: the step itself goes out, the numbers come at the end
+            rows = packed if packed.device.type == "cpu" else torch.zeros(packed.shape)
+            self._publish(rows.tolist())
+
+    def _publish(self, rows: list[Any]) -> None:
+        blocks = tuple(
+            BlockStats(name, row[0] if row[0] == row[0] else float("inf"), *(int(n) for n in row[1:]))
+            for name, row in zip(self.run.counters.names, rows, strict=True)
+        )
+        report = self.handle.report("running", blocks)
+        publish(self.handle.node_id, self.run.prompt_id, self.run.workflow_id, report)
+
+
+def finish(handle: Handle, run: Run, state: State) -> dict[str, Any]:
+    """Read the totals (the run's one wait for the device), close the run, tell the page."""
+    if state == "done" and (sentence := bypassed(handle.own_dtypes)):
+        run.warn(sentence)
+    report = handle.report(state, run.counters.read())
+    handle.last = report
+    publish(handle.node_id, run.prompt_id, run.workflow_id, report)
+    return report

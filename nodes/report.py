@@ -1,0 +1,67 @@
+"""MOSS Saturation Report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..fold.errors import MossError
+from ..fold.report.chart import render_chart
+from .inputs import CATEGORY
+from .panel import publish
+from .state import handle_of
+from .ui import image_of
+
+TITLE = "MOSS Saturation Report"
+
+
+class MossFP16Report(io.ComfyNode):
+    """The report of the run that just ended: as JSON, as a picture, in /history, and on the panel."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        anything = io.MatchType.Template("passthrough")
+        return io.Schema(
+            node_id="MossFP16Report",
+            display_name=TITLE,
+            category=CATEGORY,
+            description="Shows whether the run was in fp16's range, where it came closest, and what was done. "
+            "The report is also in /history for API runs.",
+            search_aliases=["moss", "saturation", "report", "headroom"],
+            is_output_node=True,
+            inputs=[
+                io.Model.Input("model", tooltip="The MODEL that was sampled (from a MOSS loader or Fix node)."),
+                io.MatchType.Input(
+                    "passthrough",
+                    template=anything,
+                    tooltip="Anything after the sampler, such as its LATENT: it makes this node wait.",
+                ),
+            ],
+            outputs=[
+                io.MatchType.Output(template=anything, display_name="passthrough", tooltip="The same, unchanged."),
+                io.String.Output(display_name="report", tooltip="moss_fp16.report/1 as JSON."),
+                io.Image.Output(display_name="chart", tooltip="The peaks per block as a picture."),
+            ],
+            hidden=[io.Hidden.unique_id],
+            not_idempotent=True,  # two nodes with the same inputs must not share a result: the report is per node
+        )
+
+    @classmethod
+    def execute(cls, model: Any, passthrough: Any) -> io.NodeOutput:
+        handle = handle_of(model)
+        if handle is None:
+            raise MossError(
+                f"{TITLE} needs a MODEL that went through Load MOSS-Image (FP16) or MOSS FP16 Fix; this one did not."
+            )
+        report = handle.last
+        if report is None:
+            raise MossError(
+                f"{TITLE} has nothing to report yet: its MODEL was not sampled. Connect passthrough to something that "
+                "comes after the sampler that uses this MODEL."
+            )
+        publish.publish(str(cls.hidden.unique_id), *publish.where_now(), report)
+        chart = image_of(render_chart(report))
+        text = json.dumps(report, indent=1, allow_nan=False)
+        return io.NodeOutput(passthrough, text, chart, ui={"moss_fp16_report": [report]})
