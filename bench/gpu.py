@@ -93,8 +93,11 @@ def measure(
     text: int = TEXT,
 ) -> dict[str, Any]:
     """Both tables, as data and as Markdown."""
-    timed, ratios = [], []
+    timed, ratios, lacking = [], [], ""
     for name, (dtype, reduced) in PRECISIONS.items():
+        if reduced and not has_fp16_accumulation():
+            lacking = f"\nNo row for {name}: torch {torch.__version__} does not have it (2.7 and newer do).\n"
+            continue
         model = random_model(replace(arch, depth=blocks), device, dtype)
         inputs = random_inputs(model.arch, size, text, 1, device, dtype)
         with accumulation(reduced):
@@ -107,7 +110,7 @@ def measure(
         inputs = random_inputs(small.arch, size, text, 1, device, torch.float16)
         ratios += rows(small, inputs, torch.float16, 2 * rounds, "4 blocks, fp16")
     shape = f"D {arch.dim}, {blocks} blocks, {size[0] * size[1]} + {text} tokens, random weights"
-    table = f"{shape}\n\n{step_table(timed)}\n{markdown(ratios)}"
+    table = f"{shape}\n\n{step_table(timed)}{lacking}\n{markdown(ratios)}"
     return {
         "machine": machine.describe(),
         "date": time.strftime("%Y-%m-%d"),
@@ -151,20 +154,24 @@ def peak_mib(device: torch.device, once: Any) -> float:
     return torch.cuda.max_memory_allocated(device) / 2**20
 
 
+def has_fp16_accumulation() -> bool:
+    """Whether this torch has the switch that ComfyUI's --fast fp16_accumulation turns on."""
+    return hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation")
+
+
 @contextlib.contextmanager
 def accumulation(reduced: bool) -> Iterator[None]:
-    """What ComfyUI's --fast fp16_accumulation turns on, for the time of a measurement."""
+    """Turn fp16 accumulation on or off for the time of a measurement; without the switch it is always off."""
+    if not has_fp16_accumulation():
+        yield
+        return
     settings = torch.backends.cuda.matmul
-    before = getattr(settings, "allow_fp16_accumulation", None)
-    if reduced and before is None:
-        raise RuntimeError(f"torch {torch.__version__} has no fp16 accumulation: use 2.7 or newer.")
+    before = settings.allow_fp16_accumulation
+    settings.allow_fp16_accumulation = reduced
     try:
-        if before is not None:
-            settings.allow_fp16_accumulation = reduced
         yield
     finally:
-        if before is not None:
-            settings.allow_fp16_accumulation = before
+        settings.allow_fp16_accumulation = before
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ _MAX_JSON_BYTES = 16 * 2**20
 def check_factor(value: object, field: str, where: str = "") -> float:
     """``value`` as a float; MossError naming ``field`` (and ``where``, a file name) if it cannot be a factor."""
     place = f"{field} in {where}" if where else field
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    # A tuple of types: torch 2.4 and 2.5 cannot compile a union, and plans are expanded inside the compiled forward.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise MossError(f"{place} must be a number above 0, but it is {_shown(value)}.")
     try:
         number = float(value)

@@ -69,7 +69,7 @@ class CountedBlock(Around):
     def after(self, out: Any) -> Any:
         observer = self.handle.observer
         if observer is not None:
-            stream = out[0] if isinstance(out, tuple | list) else out
+            stream = out[0] if isinstance(out, (tuple, list)) else out  # torch 2.4 cannot compile a union
             if isinstance(stream, Tensor):
                 observer.stream(self.handle.sites[self.path], stream)
         return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import golden
 import pytest
 import torch
@@ -91,12 +93,23 @@ def fp16_plan(case: Case, kind: str) -> StreamPlan:
 
 @each_case
 @pytest.mark.parametrize("kind", ["online", "online_per_block", "fp32_residual"])
-def test_fp16_error_is_no_worse_than_the_reference(case: Case, kind: str) -> None:
-    wanted = case.scalars["fp16"][kind]
-    value = velocity(case, fp16_plan(case, kind), torch.float16)
+def test_fp16_is_finite_where_the_reference_is_and_no_worse_than_plain_rounding(case: Case, kind: str) -> None:
+    wanted, plan = case.scalars["fp16"][kind], fp16_plan(case, kind)
+    value = velocity(case, plan, torch.float16)
     assert bool(value.isfinite().all()) == wanted["finite"]
-    if wanted["finite"] and wanted["rel"] < 0.01:
-        assert relative(value, velocity(case)) <= 1.25 * wanted["rel"]
+    if wanted["finite"]:
+        # The whole norm hangs on a few tokens, where luck decides (see `rounding_error`): seen up to 2.1 times.
+        assert relative(value, velocity(case)) <= 4 * wanted["rel"]
+        assert golden.rounding_error(case, plan, torch.float16) <= golden.fp16_bound(case)
+
+
+@each_case
+def test_the_fp16_bound_notices_one_writer_that_is_off_by_a_hundredth(case: Case) -> None:
+    plan = StreamPlan("online", golden.factors(case.model))
+    off = copy.deepcopy(golden.model(case.model, torch.float16))
+    with torch.no_grad():
+        off.video_embedder.weight.mul_(1.01)
+    assert golden.rounding_error(case, plan, torch.float16, weights=off) > golden.fp16_bound(case)
 
 
 @each_case
@@ -122,10 +135,11 @@ def test_a_folded_file_is_its_original(name: str, unfold: bool, half: bool) -> N
     dtype = torch.float16 if half else torch.float32
     plan = plan_for("auto", half=half, record=golden.record(name), unfolded=unfold, eps="exact")
     for case in golden.cases_of(source):
-        value = velocity(case, plan, dtype, weights=name, unfold=unfold)
-        error = relative(value, velocity(case))
-        bound = 1.25 * case.scalars["fp16"]["online"]["rel"] if half else 0.0
-        assert error <= bound + STORAGE, str(case)
+        if half:
+            error = golden.rounding_error(case, plan, dtype, weights=name, unfold=unfold)
+            assert error <= golden.fp16_bound(case) + STORAGE, str(case)
+        else:
+            assert relative(velocity(case, plan, dtype, weights=name, unfold=unfold), velocity(case)) <= STORAGE
 
 
 @each_folded
