@@ -1,5 +1,6 @@
 // The panel's texts. Translations live in locales/<language>/main.json under "mossFP16" and come from ComfyUI's own
-// /i18n route; the English below is what shows when that route or a translation is missing.
+// /i18n route; the English below is what shows when that route or a translation is missing. The server's own sentences
+// are under "message" there and have no English here: they come with one.
 
 export const SECTION = "mossFP16"
 
@@ -86,6 +87,7 @@ export const ENGLISH = Object.freeze({
   "note.noSchema": "The report does not name its schema.",
   "note.truncated": "Only the first 1024 blocks are shown.",
   "toast.title": "MOSS FP16",
+  "list.comma": ", ",
 })
 
 /** Fills {name} placeholders. A placeholder without a value stays as it is. */
@@ -126,5 +128,23 @@ export class Texts {
   t = (key, values) => {
     const own = this.#languages.get(this.#locale) ?? this.#languages.get(this.#locale.split("-")[0])
     return fill(own?.[key] ?? ENGLISH[key] ?? key, values)
+  }
+
+  /**
+   * A sentence of the server, {key, values, text}, in the reader's language; its English `text` where there is no
+   * translation. A value may be such a message itself, or a list of values.
+   */
+  say = ({ key, values = {}, text = "" }) => {
+    const languages = [this.#locale, this.#locale.split("-")[0], "en"]
+    const found = languages.map((language) => this.#languages.get(language)?.[`message.${key}`]).find((words) => words)
+    return found === undefined ? text : fill(found, this.#inWords(values))
+  }
+
+  #inWords(values) {
+    const one = (value) => {
+      if (Array.isArray(value)) return value.map(one).join(this.t("list.comma"))
+      return value !== null && typeof value === "object" && "key" in value ? this.say(value) : value
+    }
+    return Object.fromEntries(Object.entries(values ?? {}).map(([name, value]) => [name, one(value)]))
   }
 }
