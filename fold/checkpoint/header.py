@@ -7,7 +7,6 @@ ranges follow one another without a gap, and the last one ends where the file en
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any, NoReturn
 
 from ..errors import MossError
 from ..files import open_regular
+from .file_kinds import kind_of
+from .header_json import RepeatedNameError, is_utf8, read_object, read_string, read_value, skip_space
 
 # Bits per element of every dtype that safetensors knows.
 DTYPE_BITS = {
@@ -22,17 +23,12 @@ DTYPE_BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
-# Headers of the largest checkpoints in use are well below 1 MiB. The cap bounds the time and memory a bad one can take.
-MAX_HEADER_BYTES = 4 * 1024 * 1024
-MAX_RANK = 8
-_MAX_SIZE = 2**63 - 1
+# The safetensors package opens no larger one. A MODEL saved with a workflow has all of that in its header.
+MAX_HEADER_BYTES = 100_000_000
+_MAX_SIZE = 2**64 - 1
 _PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
-_OTHER_FORMATS = {
-    b"PK\x03\x04": "a zip or pickle archive",
-    b"\x80\x02": "a pickle",
-    b"GGUF": "a GGUF file (a GGUF loader node opens those)",
-    b"\x89HDF": "an HDF5 file",
-}
+_ENTRY_FIELDS = ("dtype", "shape", "data_offsets")
+_FIRST_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +57,27 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Read and check the header of ``file``; MossError naming the file and the field that is wrong."""
+    """Read and check the header of ``file``; MossError naming the file and the field that is wrong.
+
+    Whatever the safetensors package opens is read, and means the same. Memory: a few times the header's size.
+    """
     if file.suffix.lower() in _PICKLES:
         raise MossError(f"{file.name} is not a safetensors file: only .safetensors is opened, never {file.suffix}.")
     with open_regular(file) as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
-        length = _header_length(stream.read(8), size, file)
+        length = _header_length(stream.read(_FIRST_BYTES), size, file)
+        stream.seek(8)
         raw = stream.read(length)
     if len(raw) != length:
         _fail(file, "its header is cut off: download or copy it again")
-    entries = _parse_json(raw, file)
-    metadata = _metadata(entries.pop("__metadata__", {}), file)
-    data_start = 8 + length
-    tensors = {name: _tensor(name, entry, data_start, file) for name, entry in entries.items()}
-    _check_ranges(tensors, data_start, size, file)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        _fail(file, "its header is not UTF-8 text")
+    del raw
+    tensors, metadata = _members(text, 8 + length, file)
+    _check_ranges(tensors, 8 + length, size, file)
     return Header(file, tensors, metadata, size)
 
 
@@ -84,12 +86,14 @@ def _fail(file: Path, what: str) -> NoReturn:
 
 
 def _header_length(first: bytes, size: int, file: Path) -> int:
-    for magic, kind in _OTHER_FORMATS.items():
-        if first.startswith(magic):
+    """The header's length, which the file begins with; ``first``: up to the first 512 bytes."""
+    length = int.from_bytes(first[:8], "little")
+    if len(first) < 8 or length == 0 or length > MAX_HEADER_BYTES:
+        kind = kind_of(first)
+        if kind is not None:
             _fail(file, f"it is {kind}")
     if len(first) < 8:
         _fail(file, f"it has {size} bytes, fewer than the 8 of the header's length")
-    length = int.from_bytes(first, "little")
     if length > MAX_HEADER_BYTES:
         _fail(file, f"its header claims {length} bytes, above the limit of {MAX_HEADER_BYTES}")
     if length > size - 8:
@@ -97,71 +101,96 @@ def _header_length(first: bytes, size: int, file: Path) -> int:
     return length
 
 
-def _parse_json(raw: bytes, file: Path) -> dict[str, Any]:
-    """The header's JSON object. A key given twice is refused wherever it stands."""
+def _members(text: str, data_start: int, file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The tensors and the metadata in the header's JSON object. Of a tensor given twice the last one counts."""
+    tensors: dict[str, TensorInfo] = {}
+    metadata: dict[str, str] | None = None
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            _fail(file, f"its header gives {clip(twice)} twice")
-        return table
+    def member(name: str, position: int) -> int:
+        nonlocal metadata
+        if name == "__metadata__":
+            if metadata is not None:
+                _fail(file, "its header gives __metadata__ twice")
+            metadata, end = _metadata(text, position, file)
+            return end
+        if not is_utf8(name):
+            _fail(file, f"{clip(name)} is not a UTF-8 name")
+        entry, end = read_value(text, position)
+        tensors[name] = _tensor(name, entry, data_start, file)
+        return end
 
     try:
-        entries = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-    except UnicodeDecodeError:
-        _fail(file, "its header is not UTF-8 text")
-    except RecursionError:
-        _fail(file, "its header is nested too deeply")
+        if not text.startswith("{", skip_space(text, 0)):
+            read_value(text, 0)
+            _fail(file, "its header is not a JSON object")
+        end = read_object(text, 0, member)
+        if skip_space(text, end) < len(text):
+            raise ValueError("more after the object")
     except MossError:
         raise
+    except RecursionError:
+        _fail(file, "its header is nested too deeply")
+    except RepeatedNameError as error:
+        _fail(file, f"its header gives {clip(error.name)} twice")
     except ValueError:
         _fail(file, "its header is not valid JSON")
-    if not isinstance(entries, dict):
-        _fail(file, "its header is not a JSON object")
-    for name in entries:
-        if not _is_text(name):
-            _fail(file, f"{clip(name)} is not a UTF-8 name")
-    return entries
+    return tensors, metadata or {}
 
 
-def _metadata(value: Any, file: Path) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(_is_text(item) for pair in value.items() for item in pair):
+def _metadata(text: str, position: int, file: Path) -> tuple[dict[str, str], int]:
+    """The object of strings at ``position`` (null means none), and where it ends."""
+    position = skip_space(text, position)
+    if text.startswith("null", position):
+        return {}, position + 4
+    found: dict[str, str] = {}
+
+    def pair(name: str, place: int) -> int:
+        value, end = read_string(text, place)
+        if not (is_utf8(name) and is_utf8(value)):
+            raise ValueError("half a surrogate pair")
+        found[name] = value
+        return end
+
+    try:
+        return found, read_object(text, position, pair)
+    except ValueError:
         _fail(file, "__metadata__ is not an object of UTF-8 strings")
-    return value
 
 
 def _tensor(name: str, entry: Any, data_start: int, file: Path) -> TensorInfo:
-    """One header entry, checked on its own."""
+    """One header entry, checked on its own. Fields that are not known are passed over."""
     shown = clip(name)
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+    if isinstance(entry, list) and len(entry) == len(_ENTRY_FIELDS):
+        entry = dict(zip(_ENTRY_FIELDS, entry, strict=True))  # the package reads such entries, too
+    if not isinstance(entry, dict) or not all(field in entry for field in _ENTRY_FIELDS):
         _fail(file, f"{shown} is not an object of dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype, shape, offsets = (entry[field] for field in _ENTRY_FIELDS)
     bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
         _fail(file, f"{shown} has the unknown dtype {clip(dtype)}")
-    if not _is_sizes(shape) or len(shape) > MAX_RANK:
+    if not _is_sizes(shape):
         _fail(file, f"{shown} has a bad shape {clip(shape)}")
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         _fail(file, f"{shown} has bad data_offsets {clip(offsets)}")
     begin, end = offsets
-    if math.prod(shape) * bits != (end - begin) * 8:
-        _fail(file, f"{shown} has {end - begin} bytes, which do not fit its dtype {dtype} and shape {shape}")
+    if _elements(shape) * bits != (end - begin) * 8:
+        _fail(file, f"{shown} has {end - begin} bytes, which do not fit its dtype {dtype} and shape {clip(shape)}")
     return TensorInfo(name, dtype, tuple(shape), end - begin, data_start + begin, file)
 
 
-def _is_text(value: Any) -> bool:
-    """Whether ``value`` is a string that UTF-8 can write (JSON can hold halves of surrogate pairs)."""
-    try:
-        return isinstance(value, str) and bool(value.encode() or True)
-    except UnicodeEncodeError:
-        return False
-
-
 def _is_sizes(value: Any) -> bool:
-    """Whether ``value`` is a list of integers (no booleans) that a file size can hold."""
+    """Whether ``value`` is a list of integers (no booleans) of 64 bits."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= _MAX_SIZE for item in value)
+
+
+def _elements(shape: list[int]) -> int:
+    """The product of the sizes; once it is beyond any file, as far as it has come."""
+    count = 1
+    for size in shape:
+        count *= size
+        if count > _MAX_SIZE:
+            break
+    return count
 
 
 def _check_ranges(tensors: dict[str, TensorInfo], data_start: int, size: int, file: Path) -> None:
@@ -191,6 +220,11 @@ def header_bytes(tensors: Sequence[tuple[str, str, Sequence[int], int]], metadat
         position += nbytes
     raw = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     raw += b" " * (-len(raw) % 8)
+    if len(raw) > MAX_HEADER_BYTES:
+        raise MossError(
+            f"The new file's header would have {len(raw)} bytes, and no loader opens more than {MAX_HEADER_BYTES}: "
+            "save the model again with ComfyUI's --disable-metadata, which leaves the workflow out."
+        )
     return len(raw).to_bytes(8, "little") + raw
 
 

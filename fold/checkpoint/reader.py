@@ -18,7 +18,8 @@ from ..arch import MossArch
 from ..errors import MossError
 from ..files import open_regular
 from ..scaling.record import RECORD_KEY, FoldRecord
-from .header import MAX_HEADER_BYTES, Header, TensorInfo, clip, read_header
+from .file_kinds import kind_of
+from .header import Header, TensorInfo, clip, read_header
 from .keys import ROPE_BANDS, Layout, read_layout
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 INDEX_NAME = "diffusion_pytorch_model.safetensors.index.json"
 SINGLE_NAME = "diffusion_pytorch_model.safetensors"
 SUBFOLDER = "transformer"
+_MAX_INDEX_BYTES = 16 * 2**20
+_FIRST_BYTES = 512
 _DTYPE_NAMES = {
     "F64": "fp64",
     "F32": "fp32",
@@ -249,15 +252,17 @@ def _sharded_headers(folder: Path) -> Iterator[Header]:
 
 def _read_index(file: Path) -> dict[str, str]:
     with open_regular(file) as stream:
-        raw = stream.read(MAX_HEADER_BYTES + 1)
+        raw = stream.read(_MAX_INDEX_BYTES + 1)
     try:
-        if len(raw) > MAX_HEADER_BYTES:
+        if len(raw) > _MAX_INDEX_BYTES:
             raise ValueError
-        table = json.loads(raw.decode("utf-8"))["weight_map"]
+        table = json.loads(raw)["weight_map"]
         if not isinstance(table, dict) or not table or not all(isinstance(shard, str) for shard in table.values()):
             raise TypeError
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise MossError(f"{file.name} in {file.parent.name} has no usable weight_map: download it again.") from None
+        kind = kind_of(raw[:_FIRST_BYTES])
+        why = "download it again" if kind is None or "JSON" in kind else f"it is {kind}"
+        raise MossError(f"{file.name} in {file.parent.name} has no usable weight_map: {why}.") from None
     return table
 
 

@@ -11,6 +11,7 @@ from ..errors import MossError
 from .factors import Factors, check_factor
 
 RECORD_KEY = "kohakumoss_fp16_fix"
+_MAX_LENGTH = 2**20
 _KNOWN = ("c", "via", "s_attn", "s_ffn", "eps")
 
 
@@ -38,6 +39,8 @@ class FoldRecord:
     def parse(cls, text: str, where: str) -> FoldRecord:
         """Read the record's JSON; MossError naming ``where`` (a file) and the field that is wrong."""
         place = f"the {RECORD_KEY} record of {where}"
+        if len(text) > _MAX_LENGTH:
+            raise MossError(f"{_start(place)} has {len(text)} characters, more than any record has.")
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
