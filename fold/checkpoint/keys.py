@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +11,8 @@ from dataclasses import dataclass, field
 from ..arch import MossArch, block_indices
 from ..errors import MossError
 from .header import TensorInfo, clip
+
+log = logging.getLogger(__name__)
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "transformer.")
 ROPE_BANDS = "rope.bands"
@@ -62,11 +66,16 @@ def read_layout(tensors: Mapping[str, TensorInfo], where: str) -> Layout:
         else:
             foreign[name] = info
     companions = {name: inside.pop(name) for name in list(inside) if _is_companion(name, inside)}
+    markers = [name for name, info in inside.items() if _is_marker(name, info)]
+    for name in markers:
+        log.info("%s: %s is no weight of MOSS-Image and is passed over.", where, clip(name))
+        foreign[prefix + name] = inside.pop(name)
     arch = MossArch.from_shapes({name: info.shape for name, info in inside.items()}, where)
     fused = any(f"layers.{index}.proj.qkv.weight" in inside for index in block_indices(inside, "layers"))
-    kinds = {name: _quantization(name, info, companions, where) for name, info in inside.items()}
+    expected = arch.expected_shapes(fused)
+    kinds = {name: _quantization(name, info, companions, where) for name, info in inside.items() if name in expected}
     quantized = {name: kind for name, kind in kinds.items() if kind}
-    _check_keys(arch.expected_shapes(fused), inside, quantized, where)
+    _check_keys(expected, inside, quantized, where)
     return Layout(prefix, fused, arch, inside, companions, foreign, quantized)
 
 
@@ -90,6 +99,15 @@ def _is_companion(name: str, names: Mapping[str, TensorInfo]) -> bool:
     return name == _FILE_COMPANION or (suffix in COMPANIONS and f"{module}.weight" in names)
 
 
+def _is_marker(name: str, info: TensorInfo) -> bool:
+    """Whether a key holds no more than one number and is not named as a weight: a note of the program that saved it.
+
+    ComfyUI's own loader leaves such keys aside, too.
+    """
+    suffix = name.rpartition(".")[2]
+    return math.prod(info.shape) <= 1 and name != ROPE_BANDS and suffix not in ("weight", "bias", *COMPANIONS)
+
+
 def _quantization(name: str, info: TensorInfo, companions: Mapping[str, TensorInfo], where: str) -> str | None:
     """The kind of quantization of one tensor, or None when it is stored as a plain float."""
     if info.dtype in _FLOATS:
@@ -105,7 +123,8 @@ def _quantization(name: str, info: TensorInfo, companions: Mapping[str, TensorIn
             return "nvfp4" if f"{module}.weight_scale_2" in companions else info.dtype.lower()
         case _:
             raise MossError(
-                f"{where} stores {clip(name)} as {info.dtype}, which no MOSS-Image weight is without a scale."
+                f"{where} stores {clip(name)} as {info.dtype}, which no MOSS-Image weight is without a scale: it was "
+                "damaged or converted for another program, so download or convert it again."
             )
 
 

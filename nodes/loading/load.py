@@ -18,6 +18,8 @@ import comfy.sd
 import comfy.utils
 import torch
 
+from ...fold.checkpoint.keys import ROPE_BANDS
+from ...fold.checkpoint.load import default_bands
 from ...fold.checkpoint.reader import Checkpoint, check_finite, open_checkpoint, split_qkv
 from ...fold.dtypes import DTYPES, DtypeRule, parse_rules
 from ...fold.errors import MossError
@@ -138,6 +140,7 @@ def load_builtin(
     fused = checkpoint.fused and checkpoint.quantization is not None
     if checkpoint.fused and not fused:
         weights = split_qkv(weights, checkpoint.arch.depth)
+    weights = {ROPE_BANDS: default_bands(checkpoint.arch)} | weights
     weights, _ = comfy.utils.convert_old_quants(dict(weights), "", metadata=dict(checkpoint.metadata))
     config = MossModelConfig({"arch": checkpoint.arch, "fused": fused})
     config.quant_config = comfy.utils.detect_layer_quantization(weights, "") if checkpoint.quantization else None

@@ -140,6 +140,9 @@ def test_quantized_files(tmp_path: Path, kind: str) -> None:
         ({"layers.1.proj.qkv.weight": torch.ones(192, 64)}, "has no layers.0.proj.qkv.weight"),
         ({"control.map.weight": torch.ones(1)}, r"unknown keys in the model: control\.map\.weight"),
         ({"layers.1.extra.weight_scale": torch.ones(1)}, "unknown keys"),
+        ({"position_ids": torch.ones(1, 9, dtype=torch.int64)}, "unknown keys in the model: position_ids"),
+        ({"layers.1.extra.weight": torch.ones(4, 4, dtype=torch.int8)}, r"unknown keys.*: layers\.1\.extra\.weight"),
+        ({"layers.1.steps.weight": torch.ones(1, dtype=torch.int64)}, r"unknown keys.*: layers\.1\.steps\.weight"),
         ({O_WEIGHT: torch.ones(64, 64, dtype=torch.int64)}, f"stores {O_WEIGHT} as I64"),
         ({O_WEIGHT: torch.ones(64, 64, dtype=torch.int8)}, f"stores {O_WEIGHT} as I8"),
     ],
@@ -148,6 +151,29 @@ def test_what_is_no_moss_state_dict_is_named(tmp_path: Path, change: dict[str, T
     tensors = {key: value for key, value in (golden("cool") | change).items() if value is not None}
     with pytest.raises(MossError, match=rf"^bad\.safetensors .*{message}"):
         open_checkpoint(save(tmp_path / "bad.safetensors", tensors))
+
+
+MARKERS = {
+    "__index_timestep_zero__": torch.zeros(0),
+    "iteration": torch.tensor(70000),
+    "layers.1.is_trained": torch.tensor([True]),
+    "vpred": torch.tensor([], dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+@pytest.mark.parametrize("name", MARKERS)
+def test_a_marker_is_passed_over_in_words(
+    tmp_path: Path, name: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = golden("cool")
+    stored = {prefix + key: value for key, value in (tensors | {name: MARKERS[name]}).items()}
+    with caplog.at_level("INFO"), open_checkpoint(save(tmp_path / "x.safetensors", stored)) as checkpoint:
+        assert_holds_golden(checkpoint, tensors)
+        assert checkpoint.foreign == (prefix + name,)
+    (line,) = caplog.messages
+    assert line == f"x.safetensors: {name} is no weight of MOSS-Image and is passed over."
+    assert caplog.records[0].levelname == "INFO"
 
 
 def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
