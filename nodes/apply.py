@@ -10,21 +10,22 @@ import torch
 from comfy.patcher_extension import CallbacksMP, PatcherInjection, WrappersMP
 from torch import nn
 
+from ..fold.dtypes import NOTHING_APPLIED
 from ..fold.errors import MossError
 from ..fold.scaling.plan import StreamPlan
 from ..fold.scaling.record import FoldRecord
 from .engines.adapters import fold_adapters, unfold_adapters
 from .engines.casting import cast_small_modules
 from .engines.dtypes import OwnDtype, patch_parameters, rules_on
-from .engines.managed import Router
 from .engines.native import PATCHES, patch_native
-from .guard.guard import ModelCall
+from .engines.router import Router
+from .guard.guard import Guard
 from .guard.run import SamplingRun
-from .guard.self_check import cell_contents
 from .inputs import FixOptions
 from .loading.builtin import BuiltinDiT
-from .model.moss import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tree, patched_object
-from .state import KEY, Handle, Path, handle_of
+from .model.foreign import held_by, patched_object
+from .model.moss import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tree
+from .state import KEY, FixState, Path, Rung, fix_of
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,6 @@ def apply_fix(
     compute_dtype: torch.dtype | None = None,
     record: FoldRecord | None = None,
     unfolded: bool = False,
-    extra: dict[str, Any] | None = None,
 ) -> Any:
     """A clone of MODEL that runs under `options`. Weights are shared, the MODEL given stays as it was.
 
@@ -67,43 +67,42 @@ def apply_fix(
     plan = options.plan(half=half, record=record, unfolded=unfolded)
     plan.blocks(arch.depth)
     path = choose_path(options, plan, tree)
-    notes = (NO_FIX,) if half and plan.mode == "none" else ()
-    handle = Handle(
-        node_id=node_id,
-        options=options,
-        arch=arch,
-        plan=plan,
-        path=path,
-        compute_dtype=dtype,
-        notes=notes,
-        extra=extra,
-    )
-    handle.manageable = is_manageable(tree)
-    if path == "managed" and not handle.manageable:
+    manageable = is_manageable(tree)
+    if path == "managed" and not manageable:
         raise MossError(
             f"This MOSS-Image class ({type(tree).__name__}) is built otherwise than the managed path knows, so only "
             "fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp can run on it."
         )
+    notes = (NO_FIX,) if half and plan.mode == "none" else ()
     for sentence in notes:
         log.warning(sentence)
-    if dtype is not None and options.rules:
-        applied = rules_on(tree, options.rules, dtype, own=path != "native")
-        handle.own_dtypes = patch_parameters(clone, tree, applied)
-        handle.extra["param_dtypes"] = dict(applied.record)
+    applied = NOTHING_APPLIED if dtype is None else rules_on(tree, options.rules, dtype, own=path != "native")
+    fix = FixState(
+        node_id=node_id,
+        options=options,
+        arch=arch,
+        first_rung=Rung(plan, managed=path != "native"),
+        path=path,
+        compute_dtype=dtype,
+        manageable=manageable,
+        notes=notes,
+        own_dtypes=patch_parameters(clone, tree, applied),
+        param_dtypes=dict(applied.record),
+    )
     if not plan.baked.identity:
         fold_adapters(clone, tree, arch, plan.baked)
     if path == "native":
-        patch_native(clone, tree, handle)
+        patch_native(clone, tree, fix)
     else:
         cast_small_modules(clone, tree, arch)
     name = f"{ROOT}.forward"
-    clone.add_object_patch(name, Router(patched_object(clone, name), handle, clone.model))
-    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, SamplingRun(handle))
-    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, ModelCall(handle))
+    clone.add_object_patch(name, Router(patched_object(clone, name), fix, clone.model))
+    clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, SamplingRun(fix))
+    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, Guard(fix))
     clone.add_callback_with_key(CallbacksMP.ON_DEEPCLONE_MULTIGPU, KEY, refuse_multigpu)
     clone.set_injections(KEY, [PatcherInjection(last_on_first_off, lambda _: None)])
     clone.add_callback_with_key(CallbacksMP.ON_CLONE, FOLLOW, follow_module)
-    clone.set_attachments(KEY, handle)
+    clone.set_attachments(KEY, fix)
     return clone
 
 
@@ -138,7 +137,7 @@ def follow_module(patcher: Any, made: Any) -> None:
 
 
 def _moved(patch: Any, name: str, made: Any) -> Any:
-    """One of our patches, and those of ours it stands around, on the module of `made`."""
+    """One of our patches, and those of ours that it wraps, on the module of `made`."""
     inner = patch.inner
     if isinstance(inner, OURS):
         inner = _moved(inner, name, made)
@@ -168,17 +167,17 @@ def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
 
 def remove_fix(clone: Any) -> Any:
     """Take an earlier node's fix off a clone: the last one counts. Raises MossError where another pack wrapped it."""
-    if (handle := handle_of(clone)) is None:
+    if (fix := fix_of(clone)) is None:
         return clone
     for name, patch in list(clone.object_patches.items()):
         if isinstance(patch, OURS):
             _restore(clone, name, patch)
-        elif _wraps(patch):
+        elif any(isinstance(held, OURS) for held in held_by(patch)):
             raise MossError(
                 f"Another node has wrapped {name} after the first MOSS fp16 fix, so a second one cannot replace it. "
                 "Connect MOSS FP16 Fix before that node."
             )
-        elif name.endswith(".eps") and handle.path == "native":
+        elif name.endswith(".eps") and fix.path == "native":
             del clone.object_patches[name]
     for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.APPLY_MODEL):
         clone.remove_wrappers_with_key(kind, KEY)
@@ -198,10 +197,3 @@ def _restore(clone: Any, name: str, patch: Any) -> None:
         del clone.object_patches[name]
     else:
         clone.object_patches[name] = patch
-
-
-def _wraps(patch: Any) -> bool:
-    """Whether a foreign callable holds one of our patches: in an attribute or a closure."""
-    held = list(getattr(patch, "__dict__", {}).values())
-    held += [cell_contents(cell) for cell in getattr(patch, "__closure__", None) or ()]
-    return any(isinstance(item, OURS) for item in held)

@@ -17,7 +17,7 @@ from ..fold.measure.compare_chart import render_comparison
 from ..fold.measure.recording import RecordedRun, record_run
 from .inputs import CATEGORY
 from .model.moss import compute_dtype_of, moss_tree
-from .state import handle_of
+from .state import fix_of
 from .ui import cancellable, cancelled, image_of, progress_bar
 
 TITLE = "MOSS Precision Compare"
@@ -116,8 +116,8 @@ def record(
 
 def describe(model: Any) -> dict[str, Any]:
     """A name for people: how this MODEL runs."""
-    handle, dtype = handle_of(model), dtype_name(compute_dtype_of(model))
-    mode = "no fix" if handle is None else handle.start.label
+    fix, dtype = fix_of(model), dtype_name(compute_dtype_of(model))
+    mode = "no fix" if fix is None else fix.first_rung.label
     return {"name": f"{dtype}, {mode}", "model": type(model.model).__name__, "compute_dtype": dtype, "mode": mode}
 
 

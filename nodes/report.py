@@ -11,7 +11,7 @@ from ..fold.errors import MossError
 from ..fold.report.chart import render_chart
 from .inputs import CATEGORY
 from .panel import publish
-from .state import handle_of
+from .state import fix_of
 from .ui import image_of
 
 TITLE = "MOSS Saturation Report"
@@ -50,18 +50,19 @@ class MossFP16Report(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, passthrough: Any) -> io.NodeOutput:
-        handle = handle_of(model)
-        if handle is None:
+        fix = fix_of(model)
+        if fix is None:
             raise MossError(
                 f"{TITLE} needs a MODEL that went through Load MOSS-Image (FP16) or MOSS FP16 Fix; this one did not."
             )
-        report = handle.last
-        if report is None:
+        if fix.last_report is None:
             raise MossError(
                 f"{TITLE} has nothing to report yet: its MODEL was not sampled. Connect passthrough to something that "
                 "comes after the sampler that uses this MODEL."
             )
-        publish.publish(str(cls.hidden.unique_id), *publish.where_now(), report)
+        prompt_id, workflow_id = publish.where_now()
+        report = {**fix.last_report, "cached": fix.last_prompt_id != prompt_id}  # the sampler's result was, too
+        publish.publish(str(cls.hidden.unique_id), prompt_id, workflow_id, report)
         chart = image_of(render_chart(report))
         text = json.dumps(report, indent=1, allow_nan=False)
         return io.NodeOutput(passthrough, text, chart, ui={"moss_fp16_report": [report]})

@@ -1,14 +1,17 @@
-"""What ties one fixed MODEL to its runs: the rung it is on, its counters, its last report.
+"""What belongs to one fixed MODEL: how it was asked to run, the model call in progress, the run in progress.
 
-All clones made downstream (LoRA loaders, sampling nodes) share the handle, so a report node finds the run whichever of
-them was sampled. The patched callables read the rung from it; nothing is ever stored on the module.
+All clones made downstream (LoRA loaders, sampling nodes) share one `FixState`, so a report node finds the run whichever
+of them was sampled. What a model call depends on is one immutable `CallState`, which `FixState.during` lends to the
+patched callables for the length of that call; nothing is ever stored on the module.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -25,7 +28,7 @@ from .model.moss import blocks as block_paths
 
 KEY = "moss_fp16"
 Path = Literal["native", "managed", "builtin"]
-State = Literal["idle", "running", "done", "failed", "interrupted"]
+Progress = Literal["idle", "running", "done", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,37 @@ def finite_or_none(value: float | None) -> float | None:
 
 
 @dataclass
+class Trace:
+    """What a model call showed of itself. reached: the diffusion model's forward is still ours."""
+
+    reached: bool = False
+
+
+@dataclass(frozen=True)
+class CallState:
+    """What the patched callables know of a model call.
+
+    rung: how it is computed. observer: who looks at its streams. outside: paths of modules that are scaled or counted
+    by a wrapper outside another pack's patch, so that the wrapper inside does nothing. trace: filled in by the call.
+    """
+
+    rung: Rung
+    observer: Observer | None = None
+    outside: frozenset[str] = frozenset()
+    trace: Trace = field(default_factory=Trace, compare=False)
+
+
+@dataclass
 class Run:
-    """One sampling run in progress."""
+    """One sampling run in progress.
+
+    rung: the one its next call starts on; it only ever climbs. compute_dtype: what the MODEL sampled computes in, which
+    a node after the fix may have changed.
+    """
 
     counters: Counters
+    rung: Rung
+    compute_dtype: torch.dtype | None
     prompt_id: str | None = None
     workflow_id: str | None = None
     total_steps: int = 0
@@ -77,10 +107,16 @@ class Run:
     checks: int = 0
     #: the MODEL's part of the combinations that the self-check goes by
     model_key: tuple[Any, ...] = ()
-    broken: bool = False
+    #: whether the diffusion model's forward has been ours in this run
+    reached: bool = False
+    #: a result that is not finite was kept: later ones grow out of it and are not looked at again
+    gave_up: bool = False
     #: items of the batch came in broken and are left out, so that the guard can look after the others
-    partly: bool = False
-    started: float = field(default_factory=time.monotonic)
+    skips_broken_items: bool = False
+
+    def half_stream(self, rung: Rung) -> bool:
+        """Whether a rung stores the streams in fp16."""
+        return self.compute_dtype == torch.float16 and not rung.full and not rung.plan.fp32_stream
 
     def warn(self, sentence: str) -> None:
         if sentence not in self.warnings:
@@ -97,78 +133,89 @@ class Run:
         self.self_check = {"result": result, "difference": finite_or_none(difference), "detail": detail}
 
 
-class Handle:
-    """Shared by every clone of one fixed MODEL."""
+@dataclass(eq=False)
+class FixState:
+    """Shared by every clone of one fixed MODEL. Of its fields only `run`, `call` and those of the last run ever change.
 
-    def __init__(
-        self,
-        *,
-        node_id: str,
-        options: FixOptions,
-        arch: MossArch,
-        plan: StreamPlan,
-        path: Path,
-        compute_dtype: torch.dtype | None,
-        notes: tuple[str, ...] = (),
-        extra: dict[str, Any] | None = None,
-    ) -> None:
-        self.node_id, self.options, self.arch, self.path = node_id, options, arch, path
-        self.compute_dtype, self.notes, self.extra = compute_dtype, notes, extra or {}
-        self.start = Rung(plan, managed=path != "native")
-        self.rung = self.start
-        self.run: Run | None = None
-        self.watch: Observer | None = None
-        self.retuned = False
-        self.own_dtypes: dict[str, OwnDtype] = {}
-        self.last: dict[str, Any] | None = None
-        #: whether our own forward could run this class of MOSS-Image
-        self.manageable = True
-        #: whether the diffusion model's forward of the run in progress is still ours
-        self.entered = False
-        #: the blocks' paths and their places in the counters
-        self.sites = {path: site for site, path in enumerate(block_paths(arch))}
-        #: paths that are scaled or counted outside another pack's patch for the call in progress, and what does it
-        self.covered: frozenset[str] = frozenset()
-        self.outer: dict[str, Any] = {}
+    first_rung: what was asked for. compute_dtype: of the MODEL as it was fixed. manageable: whether our own forward
+    can run this class of MOSS-Image. own_dtypes: the linears that compute in a dtype of their own, by path.
+    param_dtypes: what was asked for single parameters, for the report.
+    """
 
-    @property
-    def observer(self) -> Observer | None:
-        """The counters of the run in progress, where counting is on; or who else is looking for the moment."""
-        if self.watch is not None:
-            return self.watch
-        return self.run.counters if self.run is not None and self.counting else None
+    node_id: str
+    options: FixOptions
+    arch: MossArch
+    first_rung: Rung
+    path: Path
+    compute_dtype: torch.dtype | None
+    manageable: bool = True
+    notes: tuple[str, ...] = ()
+    own_dtypes: dict[str, OwnDtype] = field(default_factory=dict)
+    param_dtypes: dict[str, Any] = field(default_factory=dict)
+    run: Run | None = None
+    last_report: dict[str, Any] | None = None
+    last_prompt_id: str | None = None
+    call: CallState = field(init=False)
+    #: wrappers put outside other packs' patches, kept for the next call so that compiled code finds the same ones
+    outer_wrappers: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.call = CallState(self.first_rung)  # for a diffusion model called past ComfyUI's apply_model
+
+    @contextlib.contextmanager
+    def during(self, call: CallState) -> Iterator[None]:
+        """Lend `call` to the patched callables.
+
+        They stand in the place of modules' forwards, which get no argument of ours (a writer is called with a tensor
+        and nothing else), so they read it here. A plain attribute, because torch.compile guards on what it reads
+        through one in every version (a ContextVar breaks its graphs) and code compiled for a rung is used again with
+        the next call's CallState. It needs no thread's own copy: a loaded module takes one call at a time, since
+        ComfyUI itself streams and patches its weights for that call.
+        """
+        outer, self.call = self.call, call
+        try:
+            yield
+        finally:
+            self.call = outer
+
+    @cached_property
+    def sites(self) -> dict[str, int]:
+        """The blocks' paths and their places in the counters."""
+        return {path: site for site, path in enumerate(block_paths(self.arch))}
 
     @property
     def counting(self) -> bool:
         """Whether the streams are counted: for the panel, and because guard and self-check see no other way."""
         return self.options.counters or self.options.guard != "off" or self.options.self_check
 
-    @property
-    def half_stream(self) -> bool:
-        """Whether the streams of the present rung are stored in fp16."""
-        return self.compute_dtype == torch.float16 and not self.rung.full and not self.rung.plan.fp32_stream
+    def new_counters(self) -> Counters:
+        return Counters(site_names(self.arch.text_blocks, self.arch.depth))
 
-    def begin(self, total_steps: int, prompt_id: str | None, workflow_id: str | None) -> Run:
+    def begin_run(
+        self,
+        compute_dtype: torch.dtype | None,
+        total_steps: int = 0,
+        prompt_id: str | None = None,
+        workflow_id: str | None = None,
+    ) -> Run:
         """Start a run on the rung that was asked for."""
-        self.rung, self.entered = self.start, False
-        names = site_names(self.arch.text_blocks, self.arch.depth)
-        self.run = Run(Counters(names), prompt_id, workflow_id, total_steps)
+        self.run = Run(self.new_counters(), self.first_rung, compute_dtype, prompt_id, workflow_id, total_steps)
         self.run.warnings.extend(self.notes)
         return self.run
 
-    def current(self) -> Run:
+    def current_run(self) -> Run:
         """The run in progress; a model called outside a sampler gets one of its own."""
-        return self.run or self.begin(0, None, None)
+        return self.run or self.begin_run(self.compute_dtype)
 
-    def report(self, state: State, blocks: tuple[BlockStats, ...]) -> dict[str, Any]:
-        """The report of the run in progress."""
-        run, rung = self.current(), self.rung
+    def report(self, run: Run, progress: Progress, blocks: tuple[BlockStats, ...]) -> dict[str, Any]:
+        """The report of a run."""
+        rung = run.rung
         return Report(
             node_id=self.node_id,
             mode=rung.plan.mode,
             engine=self.path if self.path != "native" or not rung.managed else "managed",
-            compute_dtype="fp32" if rung.full else dtype_name(self.compute_dtype),
-            stream_dtype="fp32" if rung.full or rung.plan.fp32_stream else dtype_name(self.compute_dtype),
+            compute_dtype="fp32" if rung.full else dtype_name(run.compute_dtype),
+            stream_dtype="fp32" if rung.full or rung.plan.fp32_stream else dtype_name(run.compute_dtype),
             factors=factors_json(rung.plan),
             blocks=blocks if self.options.counters else (),
             threshold=run.counters.threshold,
@@ -177,20 +224,18 @@ class Handle:
             rescues=tuple(run.rescues),
             warnings=tuple(run.warnings),
             extra={
-                "state": state,
+                "state": progress,
                 "step": run.step,
                 "total_steps": run.total_steps,
-                "cached": False,
                 "guard": self.options.guard,
                 "self_check": run.self_check,
                 "input_dtypes": self.options.inputs.to_json(),
-                "param_dtypes": {},
-                **self.extra,
+                "param_dtypes": dict(self.param_dtypes),
             },
         ).to_json()
 
 
-def handle_of(model: Any) -> Handle | None:
-    """The handle a MODEL carries, or None for one that no node of this pack made."""
+def fix_of(model: Any) -> FixState | None:
+    """The fix's state that a MODEL carries, or None for one that no node of this pack made."""
     found = model.get_attachment(KEY)
-    return found if isinstance(found, Handle) else None
+    return found if isinstance(found, FixState) else None

@@ -17,7 +17,8 @@ from ...fold.dtypes import (
     in_own_dtype,
     stored_dtype,
 )
-from ..model.moss import ROOT, patched_object
+from ..model.foreign import patched_object
+from ..model.moss import ROOT
 from .casting import FLAG
 
 

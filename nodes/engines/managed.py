@@ -15,25 +15,20 @@ from ...fold.errors import MossError
 from ...fold.model.forward import Attention, BlockReplacement, run_dit, sdpa
 from ...fold.model.observer import Observer
 from ...fold.scaling.plan import StreamPlan
-from ..model.moss import ROOT, containers
-from ..state import Handle
-from .dtypes import at_boundary
-from .native import Around
+from ..model.foreign import changed_modules
+from ..model.moss import containers
+from .native import inside_wrappers
 
 #: The conditionings and arguments of a call that our forward takes in.
 UNDERSTOOD_CONDS = frozenset({"attention_mask", "transformer_options", "control"})
 
 USE_NATIVE = "Use engine = native, which needs fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp."
-BYPASSED = (
-    "Another node has put a forward of its own in the place of the diffusion model's, after the MOSS fp16 fix and past "
-    "it. Connect the MOSS node after that node."
-)
 
 
 def managed_forward(
     tree: nn.Module,
     arch: MossArch,
-    plan: Callable[[], StreamPlan],
+    plan: StreamPlan,
     observer: Observer | None,
     x: Tensor,
     timesteps: Tensor,
@@ -46,7 +41,7 @@ def managed_forward(
     options = transformer_options if transformer_options is not None else {}
 
     def forward(x: Tensor, timesteps: Tensor, context: Any = None, control: Any = None, options: Any = None, **kw: Any):
-        return _forward(tree, arch, plan(), observer, x, timesteps, context, control, options or {}, kw)
+        return _forward(tree, arch, plan, observer, x, timesteps, context, control, options or {}, kw)
 
     wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)
     executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(forward, tree, wrappers)
@@ -101,38 +96,16 @@ def not_understood(context: Any, control: Any, options: Mapping[str, Any], kwarg
     return "MOSS-Image needs a text conditioning, but none was given." if context is None else None
 
 
-def left_out(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
-    """Which blocks other nodes have changed as a whole; our forward calls only what is in them, so that the change
-    would be lost. None where there are none."""
-    patches, backup = getattr(patcher, "object_patches", {}), getattr(patcher, "object_patches_backup", {})
-
-    def changed(path: str) -> bool:
-        key = f"{ROOT}.{path}"
-        replaced = key in patches and _other(patches[key], backup.get(key))
-        return replaced or _changed(tree.get_submodule(path))
-
-    found = [path for path in containers(arch) if changed(path)]
+def lost_changes(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
+    """A sentence where other packs have changed blocks as a whole: our forward calls only what is in them, so that the
+    change would be lost. None where there are none."""
+    found = changed_modules(tree, patcher, containers(arch), inside_wrappers)
     if not found:
         return None
     return (
         f"Another node has changed {', '.join(found[:3])}, which the managed path of the MOSS fp16 fix does not call "
         f"as a whole: the change would be lost. {USE_NATIVE}"
     )
-
-
-def _other(patch: Any, original: Any) -> bool:
-    """Whether a module put in the place of another is of another class (and not that one compiled)."""
-    return type(getattr(patch, "_orig_mod", patch)) is not type(original)
-
-
-def _changed(module: nn.Module) -> bool:
-    """Whether a forward of another pack, or a hook, is on a module."""
-    module = getattr(module, "_orig_mod", module)
-    forward = module.__dict__.get("forward")
-    while isinstance(forward, Around):
-        forward = forward.inner
-    own = forward is None or getattr(forward, "__func__", None) is type(module).forward
-    return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
 
 
 def wrong_shape(arch: MossArch, x: Tensor, context: Tensor, mask: Tensor | None) -> str | None:
@@ -188,29 +161,3 @@ def sigma_of(timesteps: Tensor, model: Any) -> Tensor:
     """The model is called with sigma x multiplier; MOSS-Image's own multiplier is 1, older plugins used 1000."""
     multiplier = float(getattr(getattr(model, "model_sampling", None), "multiplier", 1.0) or 1.0)
     return timesteps if multiplier == 1.0 else timesteps / torch.as_tensor(multiplier, dtype=timesteps.dtype)
-
-
-class Router:
-    """The diffusion model's forward: the model's own on the native path, ours where the rung is managed."""
-
-    def __init__(self, inner: Callable[..., Tensor], handle: Handle, base: Any) -> None:
-        self.inner, self.handle, self.base = inner, handle, base
-
-    def on(self, inner: Callable[..., Tensor], base: Any) -> Router:
-        """The same on another module."""
-        return Router(inner, self.handle, base)
-
-    def __call__(
-        self, x: Tensor, timesteps: Tensor, context: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        handle = self.handle
-        handle.entered = True
-        x, timesteps, context = at_boundary(handle.options.inputs, x, timesteps, context)
-        if not handle.rung.managed:
-            return self.inner(x, timesteps, context, *args, **kwargs)
-        tree = self.base.diffusion_model
-        tree = getattr(tree, "_orig_mod", tree)
-        sigma = timesteps if handle.path == "builtin" else sigma_of(timesteps, self.base)
-        return managed_forward(
-            tree, handle.arch, lambda: handle.rung.plan, handle.observer, x, sigma, context, *args, **kwargs
-        )

@@ -11,50 +11,62 @@ from torch import Tensor, nn
 from ...fold.arch import MossArch
 from ...fold.errors import MossError
 from ...fold.scaling.plan import StreamPlan
-from ..model.moss import ROOT, Tree, below_replaced, patched_object, stream_norms, stream_writers
-from ..state import Handle
+from ..model.foreign import below_replaced, patched_object
+from ..model.moss import ROOT, Tree, stream_norms, stream_writers
+from ..state import CallState, FixState
 
 
-class Around:
-    """Stands around a module's forward: `after` gets what it returned. Inert while the managed forward runs, and while
-    another one of these stands further out (see `outermost`)."""
+class ModuleWrapper:
+    """Wraps a module's forward: `after` changes or counts what it returned.
 
-    def __init__(self, inner: Callable[..., Any], handle: Handle, path: str, outer: bool = False) -> None:
-        self.inner, self.handle, self.path, self.outer = inner, handle, path, outer
+    Does nothing while the managed forward runs, and while a wrapper of the same module outside another pack's patch
+    (`outer`) is at work (see `wrapped_outside`).
+    """
 
-    @property
-    def active(self) -> bool:
-        return not self.handle.rung.managed and (self.outer or self.path not in self.handle.covered)
+    def __init__(self, inner: Callable[..., Any], fix: FixState, path: str, outer: bool = False) -> None:
+        self.inner, self.fix, self.path, self.outer = inner, fix, path, outer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        out = self.inner(*args, **kwargs)
-        return self.after(out) if self.active else out
-
-    def after(self, out: Any) -> Any:
-        raise NotImplementedError
-
-    def on(self, inner: Callable[..., Any]) -> Around:
-        """The same around another module's forward."""
-        return type(self)(inner, self.handle, self.path, self.outer)
+        return self._wrapped(self.inner(*args, **kwargs), self.fix.call)
 
     def hook(self, module: nn.Module, args: Any, out: Any) -> Any:
         """The same as a forward hook, for a module on which other packs' hooks come after its forward."""
-        return self.after(out) if self.active else out
+        return self._wrapped(out, self.fix.call)
+
+    def _wrapped(self, out: Any, call: CallState) -> Any:
+        if call.rung.managed or (self.path in call.outside and not self.outer):
+            return out
+        return self.after(out, call)
+
+    def after(self, out: Any, call: CallState) -> Any:
+        """What the module gives in place of `out` under `call`."""
+        raise NotImplementedError
+
+    def on(self, inner: Callable[..., Any]) -> ModuleWrapper:
+        """The same around another module's forward."""
+        return type(self)(inner, self.fix, self.path, self.outer)
 
 
-class ScaledWriter(Around):
+def inside_wrappers(forward: Any) -> Any:
+    """What the wrappers of this pack wrap; any other forward as it is."""
+    while isinstance(forward, ModuleWrapper):
+        forward = forward.inner
+    return forward
+
+
+class ScaledWriter(ModuleWrapper):
     """A writer's output times c."""
 
-    def after(self, out: Tensor) -> Tensor:
-        entry = self.handle.rung.plan.entry
+    def after(self, out: Tensor, call: CallState) -> Tensor:
+        entry = call.rung.plan.entry
         return out if entry == 1.0 else out * entry
 
 
-class ScaledGates(Around):
+class ScaledGates(ModuleWrapper):
     """The shared modulation's two gates, rows [2D:3D] and [5D:6D], times c / s."""
 
-    def after(self, out: Tensor) -> Tensor:
-        f = self.handle.rung.plan.factors
+    def after(self, out: Tensor, call: CallState) -> Tensor:
+        f = call.rung.plan.factors
         if f.identity:
             return out
         y, d = out.clone(), out.shape[-1] // 6
@@ -63,15 +75,14 @@ class ScaledGates(Around):
         return y
 
 
-class CountedBlock(Around):
+class CountedBlock(ModuleWrapper):
     """A block's result, the stream, is counted."""
 
-    def after(self, out: Any) -> Any:
-        observer = self.handle.observer
-        if observer is not None:
+    def after(self, out: Any, call: CallState) -> Any:
+        if call.observer is not None:
             stream = out[0] if isinstance(out, (tuple, list)) else out  # torch 2.4 cannot compile a union
             if isinstance(stream, Tensor):
-                observer.stream(self.handle.sites[self.path], stream)
+                call.observer.stream(self.fix.sites[self.path], stream)
         return out
 
 
@@ -82,60 +93,58 @@ EXTRA_WRITERS = ("control_embedder", "control_proj", "control_projection", "cont
 PATCHES = (ScaledWriter, ScaledGates, CountedBlock)
 
 
-def wrapped_modules(tree: nn.Module, handle: Handle) -> dict[str, type[Around]]:
-    """Every module that the native path stands around, by path: MOSS-Image's own writers and the extra ones that this
-    class has, which the fold scales; and its blocks, where they are counted."""
+def wrapper_kinds(tree: nn.Module, fix: FixState) -> dict[str, type[ModuleWrapper]]:
+    """Every module that the native path wraps, by path: MOSS-Image's own writers and the extra ones that this class
+    has, which the fold scales; and its blocks, where they are counted."""
     extra = [path for path in EXTRA_WRITERS if isinstance(getattr(tree, path, None), nn.Module)]
     return {
-        **dict.fromkeys((*stream_writers(handle.arch), *extra), ScaledWriter),
+        **dict.fromkeys((*stream_writers(fix.arch), *extra), ScaledWriter),
         "shared_block_modulation": ScaledGates,
-        **(dict.fromkeys(handle.sites, CountedBlock) if handle.counting else {}),
+        **(dict.fromkeys(fix.sites, CountedBlock) if fix.counting else {}),
     }
 
 
-def patch_native(model: Any, tree: nn.Module, handle: Handle) -> None:
+def patch_native(model: Any, tree: nn.Module, fix: FixState) -> None:
     """Put the native path's object patches on a MODEL clone. Raises MossError for a norm without a plain eps."""
-    for path, kind in wrapped_modules(tree, handle).items():
+    for path, kind in wrapper_kinds(tree, fix).items():
         name = f"{ROOT}.{path}.forward"
-        if not below_replaced(model, name):  # there `outermost` stands around it, call by call
-            model.add_object_patch(name, kind(model.get_model_object(name), handle, path))
-    for path, eps in eps_values(tree, handle.arch, handle.start.plan).items():
+        if not below_replaced(model, name):  # there `wrapped_outside` does it, call by call
+            model.add_object_patch(name, kind(model.get_model_object(name), fix, path))
+    for path, eps in eps_values(tree, fix.arch, fix.first_rung.plan).items():
         name = f"{ROOT}.{path}.eps"
         patched_object(model, name)  # says in words where a module put in another's place has no such norm
         model.add_object_patch(name, eps)
 
 
 @contextlib.contextmanager
-def outermost(tree: nn.Module, handle: Handle) -> Iterator[None]:
-    """Scaling and counting stand outside whatever else has changed a module, for the length of a call.
+def wrapped_outside(tree: nn.Module, fix: FixState) -> Iterator[frozenset[str]]:
+    """Our wrappers outside whatever else has changed a module, until this ends; gives the paths of those modules.
 
     Bypass adapters, other packs' patches and hooks, and modules put in the place of others are there when the MODEL is
-    loaded. What they add is a part of the module's output, so the factor has to come after it: ours inside stands still
-    and one outside takes its place.
+    loaded. What they add is a part of the module's output, so the factor has to come after it: the wrapper inside does
+    nothing (`CallState.outside`) and one outside takes its place.
     """
     with contextlib.ExitStack() as undo:
-        covered = set()
-        for path, kind in wrapped_modules(tree, handle).items():
+        outside = set()
+        for path, kind in wrapper_kinds(tree, fix).items():
             module = tree.get_submodule(path)
             current, hooked = module.forward, bool(module._forward_hooks)
-            if isinstance(current, kind) and current.handle is handle and not hooked:
-                handle.outer.pop(path, None)  # it would keep alive what another pack has taken off again
+            if isinstance(current, kind) and current.fix is fix and not hooked:
+                fix.outer_wrappers.pop(path, None)  # it would keep alive what another pack has taken off again
                 continue
-            covered.add(path)
-            outer = handle.outer.get(path)
+            outside.add(path)
+            outer = fix.outer_wrappers.get(path)
             if outer is None or outer.inner != current:  # the same one again, or compiled code would be built anew
-                outer = handle.outer[path] = kind(current, handle, path, outer=True)
+                outer = fix.outer_wrappers[path] = kind(current, fix, path, outer=True)
             if hooked:
                 undo.callback(module.register_forward_hook(outer.hook).remove)
             else:
-                undo.callback(_put_back, module, current if "forward" in module.__dict__ else None)
+                undo.callback(_restore_forward, module, current if "forward" in module.__dict__ else None)
                 module.forward = outer
-        undo.callback(setattr, handle, "covered", frozenset())
-        handle.covered = frozenset(covered)
-        yield
+        yield frozenset(outside)
 
 
-def _put_back(module: nn.Module, forward: Any) -> None:
+def _restore_forward(module: nn.Module, forward: Any) -> None:
     if forward is None:
         del module.forward  # the class's own
     else:
@@ -159,14 +168,15 @@ def base_eps(tree: Tree, arch: MossArch) -> dict[str, float]:
     return dict.fromkeys(stream_norms(arch), stock)
 
 
-def retune(tree: Tree, arch: MossArch, plan: StreamPlan) -> None:
-    """Set the norms' eps on the loaded module for another plan; ComfyUI's unpatching puts the originals back."""
-    for path, eps in eps_values(tree, arch, plan).items():
-        tree.get_submodule(path).eps = eps
-
-
-def restore_eps(handle: Handle, model: Any) -> None:
-    """After a run that ended on another rung: the norms' eps as the object patches had set it."""
-    if handle.retuned and handle.path == "native" and handle.rung == handle.start:
-        retune(getattr(model.model, ROOT), handle.arch, handle.start.plan)
-        handle.retuned = False
+@contextlib.contextmanager
+def norms_for(tree: Tree, arch: MossArch, plan: StreamPlan) -> Iterator[None]:
+    """The loaded module's stream norms with the eps of another plan, until this ends."""
+    norms = {tree.get_submodule(path): eps for path, eps in eps_values(tree, arch, plan).items()}
+    before = {norm: norm.eps for norm in norms}
+    try:
+        for norm, eps in norms.items():
+            norm.eps = eps
+        yield
+    finally:
+        for norm, eps in before.items():
+            norm.eps = eps

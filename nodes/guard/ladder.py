@@ -1,4 +1,4 @@
-"""The guard's ladder: from what a bad model call showed to the next rung worth computing it on."""
+"""Every rung the guard ever chooses: from what a bad model call showed to the next one worth computing it on."""
 
 from __future__ import annotations
 
@@ -46,8 +46,15 @@ class WriterWatch(Observer):
     wants_inner = True
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the call before."""
         self.first: str | None = None
         self.asked = False
+
+    def saw_anything(self) -> bool:
+        return self.asked
 
     def inner(self, kind: str, layer: int, value: Tensor, scale: float) -> None:
         self.asked = True
@@ -86,6 +93,28 @@ def next_rung(rung: Rung, evidence: Evidence, *, manageable: bool) -> Rung | Non
         wide = replace(f, c=(1.0,))
         return Rung(replace(plan, mode="fp32_residual", factors=wide), managed=True)
     return Rung(replace(plan, factors=Factors() if not rung.managed else f), managed=rung.managed, full=True)
+
+
+def writers_watched(rung: Rung) -> Rung:
+    """A rung computed by the managed forward, which shows the blocks' own writers."""
+    return replace(rung, managed=True)
+
+
+def halved(rung: Rung) -> Rung:
+    """The same function at half the stream's scale: the other side of the self-check."""
+    return replace(rung, plan=rung.plan.halved())
+
+
+def without_fold(rung: Rung, *, manageable: bool) -> Rung:
+    """Where something unknown writes to the stream: no fold, and one in the weights taken out at run time.
+
+    What s moves stays inside a block, where an unknown writer of the stream does not matter.
+    """
+    plan = rung.plan
+    plain = replace(plan, factors=replace(plan.factors, c=(1.0 / plan.baked.c[0],)))
+    if manageable:
+        return Rung(replace(plain, mode="fp32_residual"), managed=True)
+    return Rung(replace(plain, mode="none"), managed=rung.managed, full=True)
 
 
 def _folded(plan: StreamPlan) -> Mode:

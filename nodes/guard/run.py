@@ -1,4 +1,4 @@
-"""Around one sampling run of a fixed MODEL: begins its counters, follows its steps, closes its report."""
+"""One sampling run of a fixed MODEL: begins its counters, follows its steps, closes its report."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import comfy.model_management
 from torch import Tensor
 
-from ..engines.native import restore_eps
 from ..model.moss import compute_dtype_of
 from ..panel import publish
-from ..state import Handle, Run, State
+from ..state import FixState, Progress, Run
 
 log = logging.getLogger(__name__)
 
@@ -22,47 +21,47 @@ _CALLBACK = _POSITIONAL.index("callback")
 class SamplingRun:
     """The OUTER_SAMPLE wrapper."""
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
+    def __init__(self, fix: FixState) -> None:
+        self.fix = fix
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
         # outer_sample(noise, latent_image, sampler, sigmas, denoise_mask, callback, ...): named or by position
         call = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
-        handle, patcher = self.handle, executor.class_obj.model_patcher
-        handle.compute_dtype = compute_dtype_of(patcher)  # a node after the fix may have changed it
-        run = handle.begin(max(len(call["sigmas"]) - 1, 0), *publish.where_now())
-        panel = publish.LivePanel(handle, run)
+        fix = self.fix
+        dtype = compute_dtype_of(executor.class_obj.model_patcher)  # a node after the fix may have changed it
+        run = fix.begin_run(dtype, max(len(call["sigmas"]) - 1, 0), *publish.where_now())
+        panel = publish.LivePanel(fix, run)
         following = _following(run, panel, call.get("callback"))
         if len(args) > _CALLBACK:
             args = (*args[:_CALLBACK], following, *args[_CALLBACK + 1 :])
         else:
             kwargs["callback"] = following
-        publish.publish(handle.node_id, run.prompt_id, run.workflow_id, handle.report("running", run.counters.read()))
-        _announce(handle, run)
-        state: State = "failed"
+        running = fix.report(run, "running", run.counters.read())
+        publish.publish(fix.node_id, run.prompt_id, run.workflow_id, running)
+        _announce(fix, run)
+        progress: Progress = "failed"
         try:
             out: Tensor = executor(*args, **kwargs)
-            state = "done"
+            progress = "done"
             if not bool(out.isfinite().all()):
                 sentence = "The sampled latent holds NaN or infinity; the image will be black or broken."
                 run.warn(sentence)
-                publish.notice(handle, run, "non_finite", "error", sentence)
+                publish.notice(fix, run, "non_finite", "error", sentence)
             return out
         except comfy.model_management.InterruptProcessingException:
-            state = "interrupted"
+            progress = "interrupted"
             raise
         finally:
-            _close(handle, run, state)
-            handle.run, handle.rung = None, handle.start
-            restore_eps(handle, patcher)
+            _close(fix, run, progress)
+            fix.run = None
 
 
-def _close(handle: Handle, run: Run, state: State) -> None:
+def _close(fix: FixState, run: Run, progress: Progress) -> None:
     """The last report; reading it from a device that just failed must not hide why it failed."""
     try:
-        publish.finish(handle, run, state)
+        publish.finish(fix, run, progress)
     except RuntimeError:
-        if state == "done":
+        if progress == "done":
             raise
         log.warning("The report of a run that failed could not be read from the device.", exc_info=True)
 
@@ -78,6 +77,6 @@ def _following(run: Run, panel: publish.LivePanel, callback: Any) -> Any:
     return step
 
 
-def _announce(handle: Handle, run: Run) -> None:
-    for sentence in handle.notes:
-        publish.notice(handle, run, "no_fix", "warn", sentence)
+def _announce(fix: FixState, run: Run) -> None:
+    for sentence in fix.notes:
+        publish.notice(fix, run, "no_fix", "warn", sentence)

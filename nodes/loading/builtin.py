@@ -39,7 +39,7 @@ class BuiltinDiT(MossDiT):
 
     def forward(self, x: Any, timesteps: Any, context: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As ComfyUI calls it; without a fix node the plan is "none"."""
-        return managed_forward(self, self.arch, lambda: StreamPlan(), None, x, timesteps, context, *args, **kwargs)
+        return managed_forward(self, self.arch, StreamPlan(), None, x, timesteps, context, *args, **kwargs)
 
 
 class MossModelConfig(comfy.supported_models_base.BASE):

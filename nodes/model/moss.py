@@ -28,36 +28,6 @@ def moss_tree(model: Any, node: str) -> Tree:
     return tree
 
 
-def below_replaced(model: Any, name: str) -> bool:
-    """Whether another node's object patch has put a module in the place of one that `name` is below."""
-    return any(name.startswith(f"{key}.") for key in model.object_patches)
-
-
-def patched_object(model: Any, name: str) -> Any:
-    """`get_model_object` for a name below a module that another node's object patch has replaced, too."""
-    owner = None
-    for key in model.object_patches:
-        if key == name or name.startswith(f"{key}."):
-            owner = key  # patches are put on in this order, so the last one counts
-    if owner is None or owner == name:
-        return model.get_model_object(name)
-    if name in model.object_patches:
-        # a second patch of that name would take the first one's place, on the module that was there before
-        raise MossError(
-            f"Another node has patched {name}, and one after it has put a {type(model.object_patches[owner]).__name__} "
-            f"in the place of {owner}. Connect the MOSS node before these nodes."
-        )
-    found = model.object_patches[owner]
-    for part in name.removeprefix(f"{owner}.").split("."):
-        if not hasattr(found, part):
-            raise MossError(
-                f"Another node has put a {type(model.object_patches[owner]).__name__} in the place of {owner}, and it "
-                f"has no {part}. Connect the MOSS node before that node."
-            )
-        found = getattr(found, part)
-    return found
-
-
 def arch_of(tree: Tree) -> MossArch:
     """The geometry of a module tree, whatever its weights are stored as (quantized ones are not looked at)."""
     if isinstance(arch := getattr(tree, "arch", None), MossArch):

@@ -12,7 +12,7 @@ from server import PromptServer
 
 from ...fold.report.counters import BlockStats, PeakCopy, peak_copy
 from ..engines.dtypes import bypassed
-from ..state import Handle, Run, State
+from ..state import FixState, Progress, Run
 from .store import STORE
 
 log = logging.getLogger(__name__)
@@ -55,14 +55,14 @@ def publish(node_id: str, prompt_id: str | None, workflow_id: str | None, report
     _send(REPORT_EVENT, entry)
 
 
-def notice(handle: Handle, run: Run, kind: str, severity: str, text: str) -> None:
+def notice(fix: FixState, run: Run, kind: str, severity: str, text: str) -> None:
     """A toast, once per kind and run; it never blocks."""
     if kind in run.notices:
         return
     run.notices.add(kind)
     _send(
         NOTICE_EVENT,
-        {"node_id": handle.node_id, "prompt_id": run.prompt_id, "kind": kind, "severity": severity, "text": text},
+        {"node_id": fix.node_id, "prompt_id": run.prompt_id, "kind": kind, "severity": severity, "text": text},
     )
 
 
@@ -79,8 +79,8 @@ def _send(event: str, data: dict[str, Any]) -> None:
 class LivePanel:
     """Sends the running totals now and then: a copy that does not wait goes out once it has arrived."""
 
-    def __init__(self, handle: Handle, run: Run) -> None:
-        self.handle, self.run = handle, run
+    def __init__(self, fix: FixState, run: Run) -> None:
+        self.fix, self.run = fix, run
         self.sent_at = 0.0
         self.copy: PeakCopy | None = None
 
@@ -107,15 +107,15 @@ class LivePanel:
             BlockStats(name, row[0] if row[0] == row[0] else float("inf"), *(int(n) for n in row[1:]))
             for name, row in zip(self.run.counters.names, rows, strict=True)
         )
-        report = self.handle.report("running", blocks)
-        publish(self.handle.node_id, self.run.prompt_id, self.run.workflow_id, report)
+        report = self.fix.report(self.run, "running", blocks)
+        publish(self.fix.node_id, self.run.prompt_id, self.run.workflow_id, report)
 
 
-def finish(handle: Handle, run: Run, state: State) -> dict[str, Any]:
+def finish(fix: FixState, run: Run, progress: Progress) -> dict[str, Any]:
     """Read the totals (the run's one wait for the device), close the run, tell the page."""
-    if state == "done" and (sentence := bypassed(handle.own_dtypes)):
+    if progress == "done" and (sentence := bypassed(fix.own_dtypes)):
         run.warn(sentence)
-    report = handle.report(state, run.counters.read())
-    handle.last = report
-    publish(handle.node_id, run.prompt_id, run.workflow_id, report)
+    report = fix.report(run, progress, run.counters.read())
+    fix.last_report, fix.last_prompt_id = report, run.prompt_id
+    publish(fix.node_id, run.prompt_id, run.workflow_id, report)
     return report

@@ -12,7 +12,7 @@ from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.scaling.weights import fold_tensor
 from moss_fp16_pack.nodes.engines.adapters import FoldedPatches, RowScale
 from moss_fp16_pack.nodes.model.stored_fold import source_of
-from moss_fp16_pack.nodes.state import KEY, handle_of
+from moss_fp16_pack.nodes.state import KEY, fix_of
 
 CLASSES = {"builtin": load, "foreign": stock}
 PREFIX = "diffusion_model."
@@ -169,7 +169,7 @@ def test_on_a_fold_that_is_kept(make: Any, kind: str, name: str) -> None:
         else:
             model = with_adapter(fixed(with_adapter(kept, file, 0.3)), second, 1.5)
         out = sample(model, prompt, steps=2)
-        arch = handle_of(model).arch  # type: ignore[union-attr]
+        arch = fix_of(model).arch  # type: ignore[union-attr]
         found = loaded_weights(model)
         for key, weight in expected.items():
             if key != "rope.bands":
@@ -243,7 +243,7 @@ def test_saving_a_kept_fold_with_an_adapter() -> None:
     (saved,) = Path(folder_paths.get_output_directory(), "diffusion_models").glob("kept_test*")
     found = load_file(saved)
     saved.unlink()
-    arch = handle_of(model).arch  # type: ignore[union-attr]
+    arch = fix_of(model).arch  # type: ignore[union-attr]
     assert record is not None
     for key, weight in expected.items():
         if key != "rope.bands":

@@ -332,11 +332,11 @@ def test_a_compute_dtype_set_after_the_fix(make: Any) -> None:
 
 
 def report_mode(model: Any) -> str:
-    from moss_fp16_pack.nodes.state import handle_of
+    from moss_fp16_pack.nodes.state import fix_of
 
-    handle = handle_of(model)
-    assert handle is not None
-    return handle.start.plan.mode
+    fix = fix_of(model)
+    assert fix is not None
+    return fix.first_rung.plan.mode
 
 
 # ---- one look a call --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from moss_fp16_pack.fold.scaling.record import FoldRecord
 from moss_fp16_pack.nodes.guard import self_check
 from moss_fp16_pack.nodes.inputs import read_options
 from moss_fp16_pack.nodes.model.stored_fold import source_of
-from moss_fp16_pack.nodes.state import handle_of
+from moss_fp16_pack.nodes.state import CallState, fix_of
 from safetensors.torch import load_file
 
 CLASSES = {"builtin": load, "foreign": stock}
@@ -224,9 +224,9 @@ def test_it_ends_inside_any_call(half_model: Untouched, call: int) -> None:
     patched.set_model_patch_replace(patch, "dit", "single_block", 2)
     with pytest.raises(mm.InterruptProcessingException):
         sample(patched, half_model.prompt, steps=4)
-    handle = handle_of(model)
-    assert handle is not None
-    assert handle.run is None and handle.watch is None and handle.rung == handle.start and not handle.covered
+    fix = fix_of(model)
+    assert fix is not None
+    assert fix.run is None and fix.call == CallState(fix.first_rung)
     half_model.check()
     reference = sample(half_model.make("hot", "fp32"), half_model.prompt, steps=2)
     assert rel(sample(model, half_model.prompt, steps=2), reference) < FP16_ERROR

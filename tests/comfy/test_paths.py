@@ -58,11 +58,11 @@ def test_fp16_is_finite_with_the_fix(make: Any, golden: dict[str, Any]) -> None:
 
 
 def report_engine(model: Any) -> str:
-    from moss_fp16_pack.nodes.state import handle_of
+    from moss_fp16_pack.nodes.state import fix_of
 
-    handle = handle_of(model)
-    assert handle is not None
-    return handle.path
+    fix = fix_of(model)
+    assert fix is not None
+    return fix.path
 
 
 @pytest.mark.parametrize("name", HOT)

@@ -17,7 +17,7 @@ from moss_fp16_pack.nodes.apply import apply_fix
 from moss_fp16_pack.nodes.inputs import FixOptions
 from moss_fp16_pack.nodes.loading.load import load_moss
 from moss_fp16_pack.nodes.model.stored_fold import source_of
-from moss_fp16_pack.nodes.state import handle_of
+from moss_fp16_pack.nodes.state import fix_of
 from repo import DATA
 from safetensors.torch import load_file
 
@@ -103,9 +103,9 @@ def sample(
 
 def report(model: Any) -> dict[str, Any]:
     """The last run's report."""
-    handle = handle_of(model)
-    assert handle is not None and handle.last is not None
-    return handle.last
+    fix = fix_of(model)
+    assert fix is not None and fix.last_report is not None
+    return fix.last_report
 
 
 def rel(a: torch.Tensor, b: torch.Tensor) -> float:

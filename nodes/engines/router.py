@@ -1,0 +1,36 @@
+"""The one fork: the diffusion model's forward is the class's own on the native path, ours where the rung is managed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..model.foreign import unwrapped
+from ..state import FixState
+from .dtypes import at_boundary
+from .managed import managed_forward, sigma_of
+
+
+class Router:
+    """The object patch on the diffusion model's forward. inner: the forward that was there. base: the BaseModel."""
+
+    def __init__(self, inner: Callable[..., Tensor], fix: FixState, base: Any) -> None:
+        self.inner, self.fix, self.base = inner, fix, base
+
+    def on(self, inner: Callable[..., Tensor], base: Any) -> Router:
+        """The same on another module."""
+        return Router(inner, self.fix, base)
+
+    def __call__(
+        self, x: Tensor, timesteps: Tensor, context: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        fix, call = self.fix, self.fix.call
+        call.trace.reached = True
+        x, timesteps, context = at_boundary(fix.options.inputs, x, timesteps, context)
+        if not call.rung.managed:
+            return self.inner(x, timesteps, context, *args, **kwargs)
+        tree = unwrapped(self.base.diffusion_model)
+        sigma = timesteps if fix.path == "builtin" else sigma_of(timesteps, self.base)
+        return managed_forward(tree, fix.arch, call.rung.plan, call.observer, x, sigma, context, *args, **kwargs)

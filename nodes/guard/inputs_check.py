@@ -1,0 +1,51 @@
+"""Latents and conditionings that hold NaN or infinity before the model sees them: no rung helps there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LATENT_FAULT = (
+    "The latent held NaN or infinity before the model was called: a node before the sampler made it, not the fp16 fix."
+)
+OTHERS_GO_ON = " The other images of the batch go on without it."
+_COND_FAULT = (
+    "The conditioning {name} held NaN or infinity before the model was called: the node that made it is to blame, not "
+    "the fp16 fix."
+)
+
+
+def finite_items(x: Tensor) -> Tensor:
+    """Which items of a batch [B, ...] are finite: bool [B, 1, ...]. Without a wait for the device."""
+    return x.isfinite().flatten(1).all(dim=1).reshape(-1, *[1] * (x.dim() - 1))
+
+
+def conditioning_fault(conds: Mapping[str, Any]) -> str | None:
+    """A sentence naming a conditioning that is not finite; padding of a text is ignored."""
+    for name, value in conds.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            mask = conds.get("attention_mask") if name == "c_crossattn" else None
+            if not bool(_finite(value, mask).all()):
+                return _COND_FAULT.format(name="text" if name == "c_crossattn" else name)
+    return None
+
+
+def _finite(value: Tensor, mask: Tensor | None) -> Tensor:
+    """Where a conditioning is finite, or is padding. mask: nonzero where a text token is real."""
+    finite = value.isfinite()
+    if mask is None or value.dim() != 3 or mask.numel() != value.shape[0] * value.shape[1]:
+        return finite
+    return finite | (mask.reshape(*value.shape[:2], 1) == 0)
+
+
+def zeros_for_broken(x: Tensor, finite: Tensor) -> Tensor:
+    """x with zeros in the place of the items that are not finite."""
+    return torch.where(finite, x, 0.0)
+
+
+def nan_for_broken(out: Tensor, finite: Tensor) -> Tensor:
+    """The result, not finite again for the items that were left out: they must not look like pictures."""
+    return torch.where(finite, out, torch.nan)
