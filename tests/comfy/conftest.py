@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from comfy_server import ComfyServer, comfy_arguments, golden_models, prepare_base
 from repo import DATA, NO_COMFYUI, ROOT, find_comfyui
+from serving import serve
 
 COMFYUI = find_comfyui()
 PACK = "moss_fp16_pack"
@@ -54,20 +55,27 @@ def _enter_comfyui(comfyui: Path, base: Path) -> None:
 
         comfy.options.enable_args_parsing()
         import comfy.cli_args
+        import comfy.sd
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise pytest.UsageError(f"ComfyUI at {comfyui} cannot be imported here: {reason}") from None
     finally:
         sys.argv = argv
 
 
-if COMFYUI is not None:
-    _BASE = Path(tempfile.mkdtemp(prefix="moss-comfy-"))
-    prepare_base(_BASE, {}, golden_models())
-    _enter_comfyui(COMFYUI, _BASE)
-    _import_pack()
+_BASE = Path(tempfile.mkdtemp(prefix="moss-comfy-"))
+
+
+def pytest_configure() -> None:
+    """Here and not at import, where pytest would add its own traceback to the sentence."""
+    if COMFYUI is not None:
+        prepare_base(_BASE, {}, golden_models())
+        _enter_comfyui(COMFYUI, _BASE)
+        _import_pack()
 
 
 def pytest_unconfigure() -> None:
-    if COMFYUI is not None:
-        shutil.rmtree(_BASE, ignore_errors=True)
+    shutil.rmtree(_BASE, ignore_errors=True)
 
 
 def save_conditioning(case_file: Path, case: str, target: Path) -> None:
@@ -111,8 +119,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     for file in DATA.glob("*_io.safetensors"):
         model = file.stem.removesuffix("_io")
         save_conditioning(file, "case0", running.base / "input" / f"{model}_case0.safetensors")
-    with running:
-        yield running
+    yield from serve(running)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -21,6 +21,11 @@ from typing import Any
 from repo import DATA, PACK_NAME, ROOT
 
 START_SECONDS = 120.0
+LOG_LINES = 40
+
+
+class ComfyUIError(RuntimeError):
+    """ComfyUI did not start, or failed a job: one sentence, then the end of its log."""
 
 
 def load_client() -> ModuleType:
@@ -74,6 +79,19 @@ def comfy_arguments(base: Path) -> list[str]:
     return [*offline, "--base-directory", str(base)]
 
 
+def why_it_does_not_start(python: Path, comfy: Path) -> str | None:
+    """What stops this interpreter from importing a ComfyUI: the last line of the traceback; None where nothing does."""
+    code = (
+        "import sys; sys.argv[:] = ['main.py', '--cpu']; import comfy.options; comfy.options.enable_args_parsing(); "
+        "import comfy.sd, nodes"
+    )
+    done = subprocess.run([str(python), "-c", code], cwd=comfy, stdin=subprocess.DEVNULL, capture_output=True)
+    lines = done.stderr.decode("utf-8", "replace").split("\n")
+    if done.returncode == 0:
+        return None
+    return next((line.strip() for line in reversed(lines) if line.strip()), f"it ends with {done.returncode}")
+
+
 class ComfyServer:
     """One running ComfyUI. Use as a context manager; `client` talks to it, `base` is its directory."""
 
@@ -95,7 +113,7 @@ class ComfyServer:
         prepare_base(base, {PACK_NAME: ROOT, **(packs or {})}, golden_models() if models is None else models)
 
     def start(self, seconds: float = START_SECONDS) -> ComfyServer:
-        """Start the process and wait until it answers. Raises RuntimeError with the end of its log when it does not."""
+        """Start the process and wait until it answers. Raises ComfyUIError when it does not."""
         environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COMFYUI_DIR")}
         environment |= {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
         with self.log_path.open("wb") as log:
@@ -113,7 +131,7 @@ class ComfyServer:
                 time.sleep(0.2)
         state = "did not answer in time" if self.process.poll() is None else f"ended with {self.process.returncode}"
         self.stop()
-        raise RuntimeError(f"ComfyUI at {self.comfy} {state}. The end of its log:\n{self.log_tail()}")
+        raise ComfyUIError(f"ComfyUI at {self.comfy} {state}. The end of its log:\n{self.log_tail()}")
 
     def stop(self) -> None:
         """Stop the process; safe to call twice."""
@@ -126,7 +144,7 @@ class ComfyServer:
                 self.process.wait()
 
     def __enter__(self) -> ComfyServer:
-        return self.start()
+        return self if self.process else self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -135,7 +153,7 @@ class ComfyServer:
         """Everything the server printed so far."""
         return self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
 
-    def log_tail(self, lines: int = 40) -> str:
+    def log_tail(self, lines: int = LOG_LINES) -> str:
         """The last lines of the log, for failure messages."""
         return "\n".join(self.log().splitlines()[-lines:])
 
@@ -148,11 +166,11 @@ class ComfyServer:
         return dict(self.client.wait(prompt_id, seconds))
 
     def run(self, prompt: dict[str, Any], seconds: float = 120.0) -> dict[str, Any]:
-        """Queue, wait, and raise RuntimeError with the reason and the log when the prompt fails."""
+        """Queue, wait, and raise ComfyUIError with the reason and the log when the prompt fails."""
         entry = self.wait(self.queue(prompt), seconds)
         reason = load_client().failure(entry)
         if reason:
-            raise RuntimeError(f"{reason}\nThe end of the server's log:\n{self.log_tail()}")
+            raise ComfyUIError(f"{reason}\nThe end of the server's log:\n{self.log_tail()}")
         return entry
 
     def interrupt(self) -> None:

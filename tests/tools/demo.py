@@ -7,6 +7,7 @@ same job through `python -m fold sample`), prints both saturation tables and wri
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from comfy_server import ComfyServer, load_client
+import console
+from comfy_server import ComfyServer, ComfyUIError, load_client
 from repo import ROOT, find_comfyui
 
 OUT = ROOT / "demo_output"
@@ -28,8 +30,9 @@ RUNS = {"none": "Fix off (mode none, fp16)", "online": "Fix on (mode online, c =
 def fold(*arguments: str) -> str:
     """Run `python -m fold ...` and return its output. Raises SystemExit with its message when it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "fold", *arguments], cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "fold", *arguments], cwd=ROOT, check=False, stdout=subprocess.PIPE, encoding="utf-8",
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"python -m fold {' '.join(arguments)} ended with {done.returncode}.")
     return done.stdout
@@ -134,9 +137,13 @@ def write_chart(reports: list[dict[str, Any]], target: Path) -> None:
 
 def main() -> int:
     """Run the demo; 0 when the fix did what it promises."""
+    console.never_raise()
     make_inputs()
     comfyui = find_comfyui()
-    results = run_in_process() if comfyui is None else run_in_comfyui(comfyui)
+    try:
+        results = run_in_process() if comfyui is None else run_in_comfyui(comfyui)
+    except ComfyUIError as error:
+        raise SystemExit(str(error)) from None
     for fix, (report, latent) in results.items():
         (OUT / f"report_{fix}.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
         print(f"\n{RUNS[fix]}\n{load_client().format_report(report)}\n{describe_latent(latent)}")

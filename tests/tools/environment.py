@@ -1,4 +1,7 @@
-"""The development environment: .venv in the repository with pinned dependencies, made once, remembered by a stamp."""
+"""The development environment: .venv in the repository with pinned dependencies, made once, remembered by a stamp.
+
+One for another torch lies beside it: .venv-torch-2.4.1.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from repo import ROOT
 
-VENV = ROOT / ".venv"
-TORCH = "torch==2.14.1"
+TORCH = "2.14.1"
 TORCHVISION = "torchvision==0.29.1"
 FRONTEND = "comfyui-frontend-package==1.58.1"
 # Lines of ComfyUI's requirements that are pinned here instead.
@@ -23,15 +26,39 @@ class SetupError(Exception):
     """The environment cannot be made; the message says what to do."""
 
 
-def requirements(comfyui: Path | None) -> list[str]:
-    """The requirement lines to install: ours, torch, and those of the ComfyUI that was found."""
+@dataclass(frozen=True)
+class Wanted:
+    """What an environment is made of: its folder, the requirement lines, and the torchaudio to add without its own."""
+
+    folder: Path
+    lines: list[str]
+    torchaudio: str | None
+
+
+def wanted(comfyui: Path | None, torch: str | None = None) -> Wanted:
+    """The environment for the ComfyUI that was found (or None) and a torch version (None: the pinned one)."""
     lines = (ROOT / "tests" / "requirements.txt").read_text("utf-8").splitlines()
-    lines.append(TORCH)
+    lines.append(f"torch=={torch or TORCH}")
     if comfyui is not None:
-        theirs = (comfyui / "requirements.txt").read_text("utf-8").splitlines()
-        lines += [TORCHVISION, FRONTEND, *(line for line in theirs if not OURS.match(line.strip()))]
-    kept = (line.strip() for line in lines)
-    return [line for line in kept if line and not line.startswith("#")]
+        theirs = [line.strip() for line in (comfyui / "requirements.txt").read_text("utf-8").splitlines()]
+        # pip finds the torchvision that goes with another torch by itself.
+        lines += [TORCHVISION if torch is None else "torchvision", frontend(theirs)]
+        lines += [line for line in theirs if not OURS.match(line)]
+    kept = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    folder = ROOT / (".venv" if torch is None else f".venv-torch-{torch}")
+    return Wanted(folder, kept, None if comfyui is None else torchaudio(torch or TORCH))
+
+
+def frontend(theirs: list[str]) -> str:
+    """The pinned frontend package, or ComfyUI's own where that is newer."""
+    pinned = next((line for line in theirs if re.fullmatch(r"comfyui-frontend-package==[0-9.]+", line)), FRONTEND)
+    return max(pinned, FRONTEND, key=lambda line: [int(n) for n in re.findall(r"\d+", line)])
+
+
+def torchaudio(torch: str) -> str:
+    """The torchaudio for a torch: of the same number while there was one for each, up to 2.9; any after that."""
+    major, minor = (int(n) for n in re.findall(r"\d+", torch)[:2])
+    return f"torchaudio=={torch.partition('+')[0]}" if (major, minor) < (2, 9) else "torchaudio"
 
 
 def python_of(venv: Path) -> Path:
@@ -39,30 +66,33 @@ def python_of(venv: Path) -> Path:
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def ensure(comfyui: Path | None) -> Path:
+def ensure(comfyui: Path | None, torch: str | None = None) -> Path:
     """Make or complete the environment and return its Python. Quick when nothing changed. Raises SetupError."""
     if given := os.environ.get("MOSS_PYTHON"):
+        if torch is not None:
+            raise SetupError("--torch makes an environment of its own, and $MOSS_PYTHON names one: unset it.")
         return Path(given)
-    wanted = requirements(comfyui)
-    stamp, python = VENV / "moss-stamp.txt", python_of(VENV)
-    key = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()
+    want = wanted(comfyui, torch)
+    stamp, python = want.folder / "moss-stamp.txt", python_of(want.folder)
+    key = hashlib.sha256("\n".join([sys.version, *want.lines]).encode()).hexdigest()
     if python.exists() and stamp.exists() and stamp.read_text("utf-8") == key:
         return python
     if not runs(python):
-        print(f"Making {VENV}", flush=True)
+        print(f"Making {want.folder}", flush=True)
         call(
-            [sys.executable, "-m", "venv", "--clear", str(VENV)], "make a virtual environment (is python3-venv there?)"
+            [sys.executable, "-m", "venv", "--clear", str(want.folder)],
+            "make a virtual environment (is python3-venv there?)",
         )
     print("Installing the dependencies. The first time this takes minutes: torch is large.", flush=True)
-    listing = VENV / "moss-requirements.txt"
-    listing.write_text("\n".join(wanted) + "\n", "utf-8")
+    listing = want.folder / "moss-requirements.txt"
+    listing.write_text("\n".join(want.lines) + "\n", "utf-8")
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
     if not sys.stdout.isatty():
         pip.append("-qq")  # errors only: logs need no progress bars
     call([*pip, "-r", str(listing)], "install the dependencies")
-    if comfyui is not None:
+    if want.torchaudio is not None:
         # ComfyUI imports torchaudio at its start. Its dependencies would bring another torch.
-        call([*pip, "--no-deps", "torchaudio"], "install torchaudio")
+        call([*pip, "--no-deps", want.torchaudio], "install torchaudio")
     stamp.write_text(key, "utf-8")
     return python
 

@@ -10,14 +10,20 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comfy_server import link
+from comfy_server import link, why_it_does_not_start
 from repo import NO_COMFYUI, ROOT
 
 PACK = "moss_fp16_pack"
 NOTHING_COLLECTED = 5  # pytest's exit code
+OLDEST_PYTHON = "3.10"
+CODE = ("fold", "nodes", "bench", "tests/unit", "tests/comfy", "tests/tools", "tests/web/test_browser.py",
+        "tests/web/pace_pack", "example_workflows", "__init__.py", "dev.py")  # fmt: skip
+#: In CI these parts have to run: without them a change can break every node, or the page, and stay green.
+ALL_OF_IT_IN_CI = ("tests/comfy", "tests/web")
 
 
 @dataclass
@@ -36,14 +42,43 @@ class Part:
         return f"{self.name:<12}{counts} {self.seconds:>7.1f} s"
 
 
-def main(python: Path, comfyui: Path | None, arguments: list[str]) -> int:
-    """Run all parts, print the summary, return 1 when anything failed. `arguments` go to every pytest."""
-    parts = [check("ruff", [str(python), "-m", "ruff", "check", "."]), check("mypy", [str(python), "-m", "mypy"])]
-    parts.append(check_nodes(python))
-    parts.append(run_pytest(python, "tests/unit", arguments))
-    parts.append(skip("tests/comfy", NO_COMFYUI) if comfyui is None else run_pytest(python, "tests/comfy", arguments))
-    parts.append(run_web(python, arguments))
+@dataclass(frozen=True)
+class Here:
+    """What the parts run with: the interpreter, the ComfyUI (or None), pytest's arguments, and the torch asked for."""
 
+    python: Path
+    comfyui: Path | None
+    arguments: list[str]
+    torch: str | None = None
+
+
+def lint(here: Here) -> list[Part]:
+    """Ruff, the Python version that the code needs, and types."""
+    python = str(here.python)
+    # `file` was a function of Python 2: a member of this name makes vermin believe in a mixture of both and give up.
+    needs = [f"-t={OLDEST_PYTHON}-", "--violations", "--no-tips", "--quiet", "--exclude", "file"]
+    return [
+        check("ruff", [python, "-m", "ruff", "check", "."]),
+        check("vermin", [python, "-c", "import sys, vermin; sys.exit(vermin.main())", *needs, *CODE]),
+        check("mypy", [python, "-m", "mypy"]),
+        check_nodes(here.python),
+    ]
+
+
+#: What `dev.py test --parts` can name, and how each is run.
+PARTS: dict[str, Callable[[Here], list[Part]]] = {
+    "lint": lint,
+    "unit": lambda here: [run_pytest(here, "tests/unit")],
+    "comfy": lambda here: [run_comfy(here)],
+    "web": lambda here: [run_web(here)],
+}
+
+
+def main(here: Here, names: list[str]) -> int:
+    """Run the parts of these names (keys of PARTS), print the summary, return 1 when anything failed."""
+    parts = [part for name in names for part in PARTS[name](here)]
+    if os.environ.get("CI", "").lower() == "true":
+        parts = [insist(part) for part in parts]
     print("\n== Summary")
     for part in parts:
         print(part.line())
@@ -51,6 +86,15 @@ def main(python: Path, comfyui: Path | None, arguments: list[str]) -> int:
     print(f"\n{sum(p.passed for p in parts)} passed, {failed} failed, {sum(p.skipped for p in parts)} skipped")
     print(skipped_line(parts))
     return 1 if failed else 0
+
+
+def insist(part: Part) -> Part:
+    """In CI: a test that was skipped in a part that has to run whole counts as failed, with its reason said."""
+    if part.name not in ALL_OF_IT_IN_CI or not part.skipped:
+        return part
+    for reason in part.reasons:
+        print(f"\n!!! {part.name} was skipped in CI, which counts as failed: {reason}", flush=True)
+    return Part(part.name, part.passed, part.failed + part.skipped, 0, part.seconds, Counter())
 
 
 def skipped_line(parts: list[Part]) -> str:
@@ -87,7 +131,7 @@ def check(name: str, command: list[str], folder: Path = ROOT) -> Part:
     return Part(name, passed=int(code == 0), failed=int(code != 0), seconds=time.monotonic() - started)
 
 
-def run_pytest(python: Path, folder: str, arguments: list[str]) -> Part:
+def run_pytest(here: Here, folder: str) -> Part:
     """One pytest process over one folder."""
     if not any((ROOT / folder).rglob("test_*.py")):
         return skip(folder, "no tests there")
@@ -95,11 +139,11 @@ def run_pytest(python: Path, folder: str, arguments: list[str]) -> Part:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         xml = Path(temporary) / "junit.xml"
-        command = [str(python), "-m", "pytest", folder, f"--junitxml={xml}", *arguments]
+        command = [str(here.python), "-m", "pytest", folder, f"--junitxml={xml}", *here.arguments]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         part = read_junit(folder, xml)
     part.seconds = time.monotonic() - started
-    chosen_none = code == NOTHING_COLLECTED and bool(arguments)  # such as -k: fine for the parts it does not name
+    chosen_none = code == NOTHING_COLLECTED and bool(here.arguments)  # such as -k: fine for parts it does not name
     if code and not part.failed and not chosen_none:
         part.failed = 1  # it broke down without naming a test
     return part
@@ -122,11 +166,20 @@ def read_junit(name: str, xml: Path) -> Part:
     return part
 
 
-def run_web(python: Path, arguments: list[str]) -> Part:
+def run_comfy(here: Here) -> Part:
+    """The tests on a real ComfyUI, where there is one, and where it takes the torch that was asked for."""
+    if here.comfyui is None:
+        return skip("tests/comfy", NO_COMFYUI)
+    if here.torch is not None and (reason := why_it_does_not_start(here.python, here.comfyui)):
+        return skip("tests/comfy", f"this ComfyUI does not start with torch {here.torch} ({reason[:200]})")
+    return run_pytest(here, "tests/comfy")
+
+
+def run_web(here: Here) -> Part:
     """The page's tests: npm packages first, which counts as a failure of its own when it goes wrong."""
     folder, npm = ROOT / "tests" / "web", shutil.which("npm")
     installed = not (folder / "package.json").exists() or npm is None or install_packages(npm, folder)
-    part = run_pytest(python, "tests/web", arguments)
+    part = run_pytest(here, "tests/web")
     part.failed += int(not installed)
     return part
 

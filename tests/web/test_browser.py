@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from comfy_server import ComfyServer
 from repo import DATA, NO_COMFYUI, find_comfyui
+from serving import serve
 
 HERE = Path(__file__).resolve().parent
 NODE = shutil.which("node")
@@ -65,8 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     assert comfyui is not None
     running = ComfyServer(comfyui, tmp_path_factory.mktemp("comfyui"), packs={"pace_pack": HERE / "pace_pack"})
     save_conditionings(running.base / "input")
-    with running:
-        yield running
+    yield from serve(running)
 
 
 @pytest.mark.parametrize("name", files("unit"))
