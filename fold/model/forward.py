@@ -7,7 +7,7 @@ called, never read, so LoRA, quantization, casting and offloading inside them ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..arch import MossArch
 from ..scaling.plan import BlockScale, StreamPlan
 from . import ops
+from .kernels import FUNCTIONAL, Kernels, chosen, slabs
 from .modules import JointBlock, Maker, PlainLayers, Rope, TextEmbedder
 from .observer import Observer
 
@@ -41,6 +42,18 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2)
 
 
+#: Into how many slabs of tokens the feed-forward of (block, compute dtype, device) is cut; each calls its two matrices.
+FfnSlabs = Callable[[Any, torch.dtype, torch.device], int]
+
+#: Below this many tokens (of all images together) a call's memory is small however it is run.
+_FEW_TOKENS = 1024
+
+
+def two_slabs(_block: Any, _dtype: torch.dtype, _device: torch.device) -> int:
+    """Half the feed-forward's intermediates at a time: then attention is what needs the most memory in a block."""
+    return 2
+
+
 def skip_block(x: Tensor, _run: Callable[[Tensor], Tensor]) -> Tensor:
     """The replacement that leaves a block out."""
     return x
@@ -48,13 +61,19 @@ def skip_block(x: Tensor, _run: Callable[[Tensor], Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything of one call that its blocks share. keep: text tokens that are real [B, T] bool, or None for all."""
+    """Everything of one call that its blocks share.
+
+    keep: text tokens that are real [B, T] bool, or None for all. mod: the modulation's rows in the order of
+    `MODULATION`, but 1 + scale in place of scale. ffn_slabs: see `FfnSlabs`.
+    """
 
     arch: MossArch
     plan: StreamPlan
     dtype: torch.dtype
     observer: Observer
     attention: Attention
+    kernels: Kernels
+    ffn_slabs: FfnSlabs
     image_tokens: int
     keep: Tensor | None
     rope: tuple[Tensor, Tensor]
@@ -74,6 +93,28 @@ class Run:
         if self.observer.wants_inner:
             self.observer.inner(kind, layer, value, scale)
 
+    def ffn_parts(self, block: Any, x: Tensor) -> Iterator[slice]:
+        """The tokens that a block's feed-forward takes at a time; all at once for whoever wants to see inside."""
+        whole = self.observer.wants_inner or self.kernels is FUNCTIONAL or x.shape[0] * x.shape[1] < _FEW_TOKENS
+        return slabs(x, 1 if whole else self.ffn_slabs(block, self.dtype, x.device))
+
+
+@dataclass(frozen=True)
+class BlockTensors:
+    """`BlockScale` as the kernels take it: gates [B, 1, D] with c / s in them, unscale as an fp32 tensor or None."""
+
+    scale: BlockScale
+    gate_attn: Tensor
+    gate_ffn: Tensor
+    unscale: Tensor | None
+
+    @classmethod
+    def of(cls, scale: BlockScale, run: Run) -> BlockTensors:
+        gate_a, gate_f = run.mod[MODULATION.index("gate_a")], run.mod[MODULATION.index("gate_f")]
+        return cls(
+            scale, _times(gate_a, scale.gate_attn), _times(gate_f, scale.gate_ffn), unscaling(scale.unscale, gate_a)
+        )
+
 
 def run_dit(
     tree: Any,
@@ -88,13 +129,16 @@ def run_dit(
     replace: Mapping[int, BlockReplacement] | None = None,
     observer: Observer | None = None,
     attention: Attention = sdpa,
+    kernels: Kernels | None = None,
+    ffn_slabs: FfnSlabs = two_slabs,
 ) -> Tensor:
     """The flow velocity [B, C, h, w], fp32.
 
     x [B, C, h, w] latent, sigma [B] in 0..1, context [B, T, text_dim], mask [B, T] true where a text token is real.
     dtype: the compute dtype of linears and attention (x's own if None). replace: joint blocks to run otherwise, by
-    index (`skip_block` leaves one out; the rescale between blocks happens all the same). Raises MossError for a
-    per-block factor list of the wrong length.
+    index (`skip_block` leaves one out; the rescale between blocks happens all the same). kernels: who does the
+    pointwise work (None: plain torch in slabs); with gradients or under a compiler it is plain torch that both can
+    follow. Raises MossError for a per-block factor list of the wrong length.
     """
     dtype = dtype or x.dtype
     _, _, h, w = x.shape
@@ -109,20 +153,27 @@ def run_dit(
         dtype=dtype,
         observer=observer or Observer(),
         attention=attention,
+        kernels=chosen(kernels, x.device),
+        ffn_slabs=ffn_slabs,
         image_tokens=h * w,
         keep=keep,
         rope=ops.rope_table(ops.rope_bands(arch.head_dim, arch.rope_base, x.device), h, w, places, length),
-        mod=mod,
+        mod=tuple(1.0 + row if name.startswith("scale") else row for name, row in zip(MODULATION, mod, strict=True)),
     )
     for row, name in enumerate(MODULATION):
         run.tell(name, 0, mod[row])
     for row, name in enumerate(HEAD_MODULATION):
         run.tell(name, 0, head[:, row])
-    text = text_stream(tree, context.to(dtype), run)
-    image = tree.video_embedder(x.to(dtype).flatten(2).transpose(1, 2))
-    stream = joint_blocks(tree, torch.cat((_enter(image, plan), text), dim=1), run, replace or {})
+    stream = joint_blocks(tree, entry_stream(tree, x, context, run), run, replace or {})
     v = velocity(tree, stream[:, : h * w], head, run)
     return v.transpose(1, 2).reshape(x.shape[0], -1, h, w)
+
+
+def entry_stream(tree: Any, x: Tensor, context: Tensor, run: Run) -> Tensor:
+    """Embedded image tokens and refined text tokens, the joint stream [B, N + T, D] before the first block."""
+    text = text_stream(tree, context.to(run.dtype), run)
+    image = tree.video_embedder(x.to(run.dtype).flatten(2).transpose(1, 2))
+    return torch.cat((_enter(image, run.plan), text), dim=1)
 
 
 def conditioning(tree: Any, arch: MossArch, sigma: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -139,11 +190,16 @@ def velocity(tree: Any, image: Tensor, head: Tensor, run: Run) -> Tensor:
 
     In fp16 this one projection made up to nine tenths of the whole model's rounding error on the golden models.
     """
-    shift, scale = head[:, :1], head[:, 1:]
-    unscale = run.plan.exit_unscale(run.arch.depth)
-    y = ops.modulated_norm(tree.final_norm_video, image, unscale, scale, shift, torch.float32)
+    shift, factor = head[:, :1], 1.0 + head[:, 1:]
+    unscale = unscaling(run.plan.exit_unscale(run.arch.depth), head)
+    y = run.kernels.modulated_norm(tree.final_norm_video, image, unscale, factor, shift, torch.float32)
     v: Tensor = tree.final_linear_video(y)
     return v
+
+
+def unscaling(factor: float, like: Tensor) -> Tensor | None:
+    """What the norms multiply the stream by, as a tensor (see `ops.plain_norm`)."""
+    return None if factor == 1.0 else like.new_full((1,), factor)
 
 
 def _enter(y: Tensor, plan: StreamPlan) -> Tensor:
@@ -156,13 +212,14 @@ def text_stream(tree: Any, context: Tensor, run: Run) -> Tensor:
     """The refined text tokens [B, T, D] at the stream's entry scale c_0."""
     embedder, plan, dtype = tree.text_embedder, run.plan, run.dtype
     rope = (run.rope[0][:, run.image_tokens :], run.rope[1][:, run.image_tokens :])
-    x, keys, unscale = _enter(embedder.proj(context), plan), run.text_keys(), plan.unscale(plan.entry)
+    x, keys = _enter(embedder.proj(context), plan), run.text_keys()
+    unscale = unscaling(plan.unscale(plan.entry), run.mod[0])
     run.tell("text_entry", 0, x, plan.entry)
     for i in range(run.arch.text_blocks):
         block = embedder.blocks[i]
         y = ops.plain_norm(block.norm1, x, unscale, dtype)
         q, k, v = _heads(block.qkv(y), run.arch.head_dim)
-        q, k = _position(block, q, k, rope, dtype)
+        q, k = _position(block, q, k, rope, run)
         run.tell("text_q", i, q)
         run.tell("text_k", i, k)
         y = block.proj(run.attention(q, k, v.transpose(1, 2), keys))
@@ -170,7 +227,7 @@ def text_stream(tree: Any, context: Tensor, run: Run) -> Tensor:
         run.tell("text_o", i, y)
         run.tell("text_mid", i, x, plan.entry)
         y = ops.plain_norm(block.norm2, x, unscale, dtype)
-        y = block.ffn_down(ops.situ(block.ffn_up(y), block.ffn_gate(y)))
+        y = block.ffn_down(run.kernels.situ(block.ffn_up(y), block.ffn_gate(y), 1.0))
         x = torch.add(x, y, alpha=plan.entry)
         run.tell("text_ffn_down", i, y)
         run.observer.stream(i, x)
@@ -179,19 +236,17 @@ def text_stream(tree: Any, context: Tensor, run: Run) -> Tensor:
 
 def joint_blocks(tree: Any, x: Tensor, run: Run, replace: Mapping[int, BlockReplacement]) -> Tensor:
     """All joint blocks over the stream [B, N + T, D]."""
-    scales = run.plan.blocks(run.arch.depth)
-    keys = run.joint_keys()
+    keys, tensors = run.joint_keys(), None
     run.tell("entry", 0, x, run.plan.entry)
-    for i, scale in enumerate(scales):
+    for i, scale in enumerate(run.plan.blocks(run.arch.depth)):
         if scale.rescale != 1.0:
             x = x * scale.rescale
+        if tensors is None or tensors.scale != scale:  # mostly all blocks have the same
+            tensors = BlockTensors.of(scale, run)
 
-        def block(stream: Tensor, i: int = i, scale: BlockScale = scale) -> Tensor:
-            if i in replace:
-                stream = (
-                    stream.clone()
-                )  # the block works in place, but its replacement may still want what it was given
-            stream = joint_block(tree.layers[i], stream, i, scale, run, keys)
+        def block(stream: Tensor, i: int = i, tensors: BlockTensors = tensors) -> Tensor:
+            # a block works in place, but its replacement may still want what it was given
+            stream = joint_block(tree.layers[i], stream, i, tensors, run, keys, keep=i in replace)
             run.observer.stream(run.arch.text_blocks + i, stream)  # here, so that a block left out is not counted
             return stream
 
@@ -199,39 +254,58 @@ def joint_blocks(tree: Any, x: Tensor, run: Run, replace: Mapping[int, BlockRepl
     return x
 
 
-def joint_block(block: Any, x: Tensor, layer: int, scale: BlockScale, run: Run, keys: Tensor | None) -> Tensor:
-    """One joint block: attention and SiTU feed-forward, each modulated, gated and added to the stream."""
-    shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = run.mod
-    y = ops.modulated_norm(block.norm1, x, scale.unscale, scale_a, shift_a, run.dtype)
-    y = attend(block, y, layer, run, keys)
-    y = block.proj.o(_times(y, scale.s_attn))
+def joint_block(
+    block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: Run, keys: Tensor | None, *, keep: bool = False
+) -> Tensor:
+    """One joint block: attention and SiTU feed-forward, each modulated, gated and added to the stream.
+
+    x [B, S, D] is overwritten unless it is to be kept.
+    """
+    scale = tensors.scale
+    y = block.proj.o(_times(attend(block, x, layer, tensors, run, keys), scale.s_attn))
     run.tell("o", layer, y, scale.s_attn)
-    x = _clamp(ops.gated_add(x, y, _times(gate_a, scale.gate_attn)), layer, run)
+    x = _clamp(run.kernels.gated_add(x, y, tensors.gate_attn, keep=keep), layer, run)
     run.tell("mid", layer, x, scale.gate_attn * scale.s_attn)
-
-    y = ops.modulated_norm(block.norm2, x, scale.unscale, scale_f, shift_f, run.dtype)
-    y = block.proj.ffn_up_gate(y)
-    run.tell("ffn_up_gate", layer, y)
-    y = block.proj.ffn_down(_times(ops.situ(*y.chunk(2, dim=-1)), scale.s_ffn))
-    run.tell("ffn_down", layer, y, scale.s_ffn)
-    return _clamp(ops.gated_add(x, y, _times(gate_f, scale.gate_ffn)), layer, run)
+    del y  # its memory, before the feed-forward needs some
+    return _clamp(feed_forward(block, x, layer, tensors, run), layer, run)
 
 
-def attend(block: Any, y: Tensor, layer: int, run: Run, keys: Tensor | None) -> Tensor:
-    """Joint attention of the normed stream [B, S, D] -> [B, S, D], before the output projection."""
+def attend(block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: Run, keys: Tensor | None) -> Tensor:
+    """Joint attention of the stream x [B, S, D] -> [B, S, D], before the output projection."""
+    shift, factor = run.mod[:2]
+    y = run.kernels.modulated_norm(block.norm1, x, tensors.unscale, factor, shift, run.dtype)
     q, k, v = project(block.proj, y, run.arch.head_dim)
-    q, k = _position(block, q, k, run.rope, run.dtype)
+    del y
+    q, k = _position(block, q, k, run.rope, run)
     run.tell("q", layer, q)
     run.tell("k", layer, k)
     return run.attention(q, k, v.transpose(1, 2), keys)
 
 
-def _position(
-    block: Any, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def feed_forward(block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: Run) -> Tensor:
+    """x [B, S, D] with the gated SiTU feed-forward added, slab by slab."""
+    shift, factor = run.mod[3:5]
+    out = [_ffn_part(block, x[:, part], layer, tensors, (shift, factor), run) for part in run.ffn_parts(block, x)]
+    return out[0] if len(out) == 1 else x  # slabs are written in place
+
+
+def _ffn_part(
+    block: Any, x: Tensor, layer: int, tensors: BlockTensors, modulation: tuple[Tensor, Tensor], run: Run
+) -> Tensor:
+    shift, factor = modulation
+    y = run.kernels.modulated_norm(block.norm2, x, tensors.unscale, factor, shift, run.dtype)
+    y = block.proj.ffn_up_gate(y)
+    run.tell("ffn_up_gate", layer, y)
+    up, gate = y.chunk(2, dim=-1)
+    y = block.proj.ffn_down(run.kernels.situ(up, gate, tensors.scale.s_ffn))
+    run.tell("ffn_down", layer, y, tensors.scale.s_ffn)
+    return run.kernels.gated_add(x, y, tensors.gate_ffn, keep=False)
+
+
+def _position(block: Any, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], run: Run) -> tuple[Tensor, Tensor]:
     """Per-head RMSNorm and RoPE in fp32, one rounding: [B, S, H, Dh] -> [B, H, S, Dh]."""
-    q = ops.rotate(block.q_norm(q.float()), rope, dtype).transpose(1, 2)
-    k = ops.rotate(block.k_norm(k.float()), rope, dtype).transpose(1, 2)
+    q = run.kernels.norm_rope(block.q_norm, q, rope, run.dtype).transpose(1, 2)
+    k = run.kernels.norm_rope(block.k_norm, k, rope, run.dtype).transpose(1, 2)
     return q, k
 
 

@@ -1,6 +1,7 @@
 """The pointwise pieces of MOSS-Image: sinusoid, SiTU, RoPE, the gated add, and the two parameter layers.
 
-Everything here is fp32 inside and rounds once on the way out; nothing is ever float64.
+Everything here is fp32 inside and rounds once on the way out; nothing is ever float64, and nothing works in place, so
+that gradients and compilers can follow. `slabs` has the same pieces in little memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+#: The largest magnitude of SiTU: 4 * 25.
+SITU_PEAK = 100.0
 
 
 class Linear(nn.Linear):
@@ -41,14 +45,16 @@ def sinusoid(sigma: Tensor, freq_dim: int, time_scale: float) -> Tensor:
     return torch.cat((phase.cos(), phase.sin()), dim=-1)
 
 
-def situ(up: Tensor, gate: Tensor) -> Tensor:
-    """(4 tanh(g/4) sigmoid(g)) * (25 tanh(u/25)) in fp32, rounded once to `up`'s dtype."""
-    g = gate.float()
-    if torch.is_grad_enabled() and (up.requires_grad or gate.requires_grad):
-        # tanh's and sigmoid's gradients need their results as they were
-        return (torch.tanh(g * 0.25) * 4.0 * torch.sigmoid(g) * (torch.tanh(up.float() * 0.04) * 25.0)).to(up.dtype)
-    out = torch.tanh(g * 0.25).mul_(4.0).mul_(torch.sigmoid(g))
-    return out.mul_(torch.tanh(up.float() * 0.04).mul_(25.0)).to(up.dtype)
+def situ(up: Tensor, gate: Tensor, factor: float = 1.0) -> Tensor:
+    """factor * (4 tanh(g/4) sigmoid(g)) * (25 tanh(u/25)) in fp32, rounded once to `up`'s dtype."""
+    g, u = gate.float(), up.float()
+    return (times_sigmoid(torch.tanh(g * 0.25), g) * (SITU_PEAK * factor) * torch.tanh(u * 0.04)).to(up.dtype)
+
+
+def times_sigmoid(x: Tensor, g: Tensor) -> Tensor:
+    """x * sigmoid(g), as the gradient of softplus, which is just that in one pass."""
+    out: Tensor = torch.ops.aten.softplus_backward(x, g, 1.0, 20.0)  # above 20 sigmoid is 1 in fp32
+    return out
 
 
 def rope_bands(head_dim: int, base: float, device: torch.device) -> Tensor:
@@ -69,7 +75,8 @@ def text_positions(keep: Tensor | None, tokens: int, device: torch.device) -> tu
 
 
 def rope_table(bands: Tensor, h: int, w: int, text: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [B or 1, h*w + T, 1, Dh/2] fp32 for the joint order [image row-major ; text].
+    """cos [B or 1, h*w + T, 1, Dh] (its two halves alike) and sin [B or 1, h*w + T, 1, Dh/2], fp32, for the joint
+    order [image row-major ; text].
 
     Four axes of Dh/8 bands: text token t sits at (0, t, 0, 0), image token (y, x) at
     (0, T, y - (h-1)/2, x - (w-1)/2) with T the sample's own text length.
@@ -85,50 +92,45 @@ def rope_table(bands: Tensor, h: int, w: int, text: Tensor, length: Tensor) -> t
     words[..., 1] = text
     places = torch.cat((image.view(batch, h * w, 4), words), dim=1)
     angle = (places[..., None] * bands).flatten(-2)[:, :, None]
-    return angle.cos(), angle.sin()
+    cos = angle.cos()
+    return torch.cat((cos, cos), dim=-1), angle.sin()
 
 
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+def rotate(y: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
     """RoPE on [B, S, H, Dh] fp32 with split-half pairs (j, j + Dh/2), rounded once to `dtype`."""
     cos, sin = rope
-    a, b = x.chunk(2, dim=-1)
-    out = torch.empty_like(x, dtype=dtype)
-    half = a.shape[-1]
-    out[..., :half] = torch.addcmul(a * cos, b, sin, value=-1)
-    out[..., half:] = torch.addcmul(b * cos, a, sin)
-    return out
+    a, b = y.chunk(2, dim=-1)
+    turned_a, turned_b = (y * cos).chunk(2, dim=-1)
+    return torch.cat((torch.addcmul(turned_a, b, sin, value=-1), torch.addcmul(turned_b, a, sin)), dim=-1).to(dtype)
 
 
-def gated_add(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """x + gate * y with an fp32 gate, one rounding per operation; x and y are overwritten where they can be.
+def norm_rope(norm: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    """Per-head RMSNorm and RoPE of q or k [B, S, H, Dh] in fp32, rounded once to `dtype`."""
+    return rotate(norm(x.float()), rope, dtype)
+
+
+def gated_add(x: Tensor, y: Tensor, gate: Tensor, *, keep: bool = False) -> Tensor:
+    """x + y * gate in fp32, rounded once to x's dtype. `keep` is for kernels that work in place: x is still needed.
 
     A gate rounded to fp16 first would go subnormal under a small fold factor and lose bits, so it stays fp32.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad or gate.requires_grad):
-        return x + (y * gate).to(x.dtype)
-    return x.add_(y.mul_(gate) if x.dtype == y.dtype else y * gate)
+    return torch.addcmul(x, y, gate).to(x.dtype)
 
 
 def modulated_norm(
-    norm: nn.Module, x: Tensor, unscale: float, scale: Tensor, shift: Tensor, dtype: torch.dtype
+    norm: nn.Module, x: Tensor, unscale: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """rms(x) * (1 + scale) + shift in fp32, rounded once to `dtype`. See `plain_norm` for unscale."""
-    y, factor = plain_norm(norm, x, unscale, torch.float32), 1.0 + scale
-    if dtype == y.dtype or (torch.is_grad_enabled() and (y.requires_grad or factor.requires_grad)):
-        return torch.addcmul(shift, y, factor).to(dtype)
-    return torch.addcmul(shift, y, factor, out=torch.empty_like(y, dtype=dtype))  # without an fp32 copy in between
+    """rms(x) * factor + shift in fp32, rounded once to `dtype`. See `plain_norm` for unscale."""
+    return torch.addcmul(shift, plain_norm(norm, x, unscale, torch.float32), factor).to(dtype)
 
 
-def plain_norm(norm: nn.Module, x: Tensor, unscale: float, dtype: torch.dtype) -> Tensor:
+def plain_norm(norm: nn.Module, x: Tensor, unscale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The norm module over the stream brought back to its unfolded scale in fp32.
 
-    rms(c x) with eps c^2 is rms(x) with eps, so dividing by c leaves the module's own eps exact and nothing to patch;
-    for a power of two the division is exact, which is what makes the folded fp32 output bit-equal.
+    unscale: a factor as an fp32 tensor [1], or None for one. rms(c x) with eps c^2 is rms(x) with eps, so dividing by c
+    leaves the module's own eps exact and nothing to patch; for a power of two the division is exact, which is what
+    makes the folded fp32 output bit-equal. A tensor, not a number: one pass widens and scales, and nothing is rounded
+    to x's dtype.
     """
-    if unscale == 1.0:
-        wide = x.float()
-    else:
-        # an fp32 tensor, not a number: one pass that widens and scales, and nothing is rounded to x's dtype
-        wide = x * x.new_full((1,), unscale, dtype=torch.float32)
-    y: Tensor = norm(wide)
+    y: Tensor = norm(x.float() if unscale is None else x * unscale)
     return y.to(dtype)

@@ -21,6 +21,7 @@ DEFAULT_THRESHOLD = 4096.0
 #: A site whose peak has stayed this far below what is counted is not counted on a device, see `Counters`.
 QUIET = 4.0
 
+
 @dataclass(frozen=True)
 class BlockStats:
     """One site of a report. max_abs is inf where something was not finite."""

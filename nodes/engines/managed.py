@@ -79,7 +79,18 @@ def _forward(
         replace=replacements(options),
         observer=observer,
         attention=attention_of(arch, options),
+        ffn_slabs=ffn_slabs,
     )
+
+
+def ffn_slabs(block: Any, dtype: torch.dtype, device: torch.device) -> int:
+    """Two, for the memory; but one where each call would bring the weights over, convert or patch them anew."""
+    for linear in (block.proj.ffn_up_gate, block.proj.ffn_down):
+        weight: Any = getattr(linear, "weight", None)
+        ready = type(weight) in (Tensor, nn.Parameter) and weight.dtype == dtype and weight.device == device
+        if not ready or getattr(linear, "weight_function", None):
+            return 1
+    return 2
 
 
 def not_understood(context: Any, control: Any, options: Mapping[str, Any], kwargs: Mapping[str, Any]) -> str | None:

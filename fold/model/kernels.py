@@ -1,0 +1,117 @@
+"""Who does the pointwise work of a block: plain torch in slabs, plain torch that gradients can follow, fused kernels.
+
+Norms, q/k norm with RoPE, SiTU and the gated add are row by row, so their fp32 intermediates need not exist for all
+tokens at once. A slab of tokens stays in a CPU's cache, and is small beside the stream on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+
+#: Elements of a slab: what fits a core's cache, and what keeps a GPU busy while it stays below the stream's size.
+CPU_ELEMENTS, DEVICE_ELEMENTS = 2**17, 2**22
+
+
+class Kernels(Protocol):
+    """The four pointwise pieces; what each computes stands in `ops`. Inputs named there as overwritten may be."""
+
+    def modulated_norm(
+        self, norm: nn.Module, x: Tensor, unscale: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
+    ) -> Tensor: ...
+
+    def norm_rope(self, norm: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor: ...
+
+    def situ(self, up: Tensor, gate: Tensor, factor: float) -> Tensor: ...
+
+    def gated_add(self, x: Tensor, y: Tensor, gate: Tensor, *, keep: bool) -> Tensor: ...
+
+
+class Functional:
+    """Nothing in place, nothing in slabs: for gradients, and for compilers, which fuse by themselves."""
+
+    modulated_norm = staticmethod(ops.modulated_norm)
+    norm_rope = staticmethod(ops.norm_rope)
+    situ = staticmethod(ops.situ)
+
+    @staticmethod
+    def gated_add(x: Tensor, y: Tensor, gate: Tensor, *, keep: bool) -> Tensor:
+        return ops.gated_add(x, y, gate)
+
+
+class Slabs:
+    """Plain torch in little memory: slab after slab, in place where the result fits. Bit-equal to `Functional`."""
+
+    def __init__(self, device: torch.device) -> None:
+        # as tensors: one pass widens and scales, and nothing is rounded to 16 bits
+        self.quarter, self.twenty_fifth, self.zero = (
+            torch.full((1,), value, device=device) for value in (0.25, 0.04, 0.0)
+        )
+
+    def modulated_norm(
+        self, norm: nn.Module, x: Tensor, unscale: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        for part in slabs(x):
+            y = ops.plain_norm(norm, x[:, part], unscale, torch.float32)
+            torch.addcmul(shift, y, factor, out=out[:, part])
+        return out
+
+    def norm_rope(self, norm: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+        """x is overwritten where it has the dtype."""
+        cos, sin = rope
+        out = x if x.dtype == dtype else torch.empty(x.shape, dtype=dtype, device=x.device)
+        half = x.shape[-1] // 2
+        for part in slabs(x):
+            y = norm(x[:, part].float())
+            turned = y * cos[:, part]
+            torch.addcmul(turned[..., :half], y[..., half:], sin[:, part], value=-1, out=out[:, part, :, :half])
+            torch.addcmul(turned[..., half:], y[..., :half], sin[:, part], out=out[:, part, :, half:])
+        return out
+
+    def situ(self, up: Tensor, gate: Tensor, factor: float) -> Tensor:
+        """The result takes the place of `up`."""
+        for part in slabs(up):
+            g, u = gate[:, part], up[:, part]
+            left = torch.mul(g, self.quarter).tanh_()
+            g = g.float() if g.device.type == "mps" else g  # Metal's version of the next takes no two dtypes
+            torch.ops.aten.softplus_backward.grad_input(left, g, 1.0, 20.0, grad_input=left)  # see ops.times_sigmoid
+            right = torch.mul(u, self.twenty_fifth).tanh_()
+            torch.addcmul(self.zero, left, right, value=ops.SITU_PEAK * factor, out=u)
+        return up
+
+    def gated_add(self, x: Tensor, y: Tensor, gate: Tensor, *, keep: bool) -> Tensor:
+        """x is overwritten unless it is to be kept."""
+        out = torch.empty_like(x) if keep else x
+        if x.device.type != "cpu" or x.dtype == y.dtype == torch.float32:
+            return torch.addcmul(x, y, gate, out=out)
+        for part in slabs(x):  # a CPU widens 16 bits into memory, which for a slab is its cache
+            torch.addcmul(x[:, part], y[:, part], gate, out=out[:, part])
+        return out
+
+
+FUNCTIONAL: Kernels = Functional()
+
+
+def chosen(kernels: Kernels | None, device: torch.device) -> Kernels:
+    """Those given, or plain torch in slabs; but `Functional` where gradients or a compiler are at work."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return FUNCTIONAL
+    return kernels or Slabs(device)
+
+
+def slabs(x: Tensor, count: int | None = None) -> Iterator[slice]:
+    """Ranges of tokens of x [B, S, ...]: so many, or as many as its device's slabs need."""
+    batch, tokens = x.shape[:2]
+    if count is None:
+        elements = CPU_ELEMENTS if x.device.type == "cpu" else DEVICE_ELEMENTS
+        step = max(1, elements // (batch * x.shape[2:].numel()))
+    else:
+        step = -(-tokens // count)
+    for start in range(0, tokens, step):
+        yield slice(start, min(start + step, tokens))
