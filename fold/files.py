@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BufferedReader
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _LOCK = threading.Lock()
 _WRITING: set[Path] = set()
+
+_ON_WINDOWS = os.name == "nt"
 
 Write = Callable[[bytes | bytearray | memoryview], None]
 
@@ -69,6 +72,8 @@ def new_file(target: str | Path, *, overwrite: bool = False) -> Iterator[Write]:
 
 def check_target(target: Path, overwrite: bool) -> None:
     """MossError when ``target`` cannot become a new file: no folder to put it in, or something is there already."""
+    if _ON_WINDOWS and (reason := name_refused_by_windows(target.name)):
+        raise MossError(f"{target} cannot be written on Windows: {reason}.")
     if not target.parent.is_dir():
         raise MossError(f"{target} cannot be written: the folder {target.parent} does not exist.")
     if target.is_dir():
@@ -139,7 +144,7 @@ class _Draft:
             self.has_part = True
         self.stream.close()
         check_target(self.target, overwrite)
-        self.part.replace(self.target)
+        _replace(self.part, self.target)
         self.has_part = False
         # Not every system can open a folder; the file itself is safe already.
         with contextlib.suppress(OSError):
@@ -188,6 +193,40 @@ class _EarlyFlush:
     def close(self) -> None:
         """Wait for the flush that is going on; the file may be closed then."""
         self._thread.shutdown()
+
+
+# Windows: "access denied" and "used by another process", which a virus scanner causes for a moment.
+_BUSY = (5, 32)
+_BUSY_SECONDS = 2.0
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Rename ``source`` to ``target``. Windows refuses that while a program has either open: tried for two seconds."""
+    end = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            source.replace(target)
+            return
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in _BUSY:
+                raise
+            if time.monotonic() > end:
+                busy = "another program has it open (a loaded model counts): close that, or choose another name"
+                raise OSError(errno.EBUSY, busy) from error
+            time.sleep(0.05)
+
+
+def name_refused_by_windows(name: str) -> str | None:
+    """Why Windows would not make a file of this name, or would make something else of it; None where it is fine."""
+    if found := sorted(set(name) & set('<>:"|?*')):
+        return f"a name there cannot hold {' '.join(found)}"
+    if any(ord(character) < 32 for character in name):
+        return "a name there cannot hold control characters"
+    if name.endswith((".", " ")):
+        return "a name there cannot end in a dot or a space"
+    if re.fullmatch(r"(CON|PRN|AUX|NUL|(COM|LPT)[1-9¹²³])( *\..*)?", name, re.IGNORECASE):
+        return "that is the name of a device there"
+    return None
 
 
 def _can_be_nameless(folder: Path) -> bool:

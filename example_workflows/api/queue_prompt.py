@@ -4,7 +4,7 @@
     python queue_prompt.py moss_fp16_headless.json
     python queue_prompt.py moss_fp16_headless.json --server gpu-box:8188 --set KSampler.steps=8 --json
 
-Needs nothing but Python 3.11+. Exit codes: 0 done, 1 the job failed or was interrupted, 2 bad arguments, a workflow
+Needs nothing but Python 3.10+. Exit codes: 0 done, 1 the job failed or was interrupted, 2 bad arguments, a workflow
 the server refuses, or no server.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import base64
 import contextlib
 import http.client
+import io
 import json
 import os
 import socket
@@ -339,8 +340,17 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def show_what_can_be_shown() -> None:
+    """Let a pipe or console whose encoding lacks a character show `?` for it, instead of failing after the job."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(ValueError):  # closed by whoever started us
+                stream.reconfigure(errors="replace")
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
+    show_what_can_be_shown()
     arguments = parse_arguments(argv)
     try:
         workflow = load_workflow(arguments.workflow)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -31,12 +33,25 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return the exit status."""
+    _replace_what_cannot_be_shown()
     try:
         with _stoppable():
             return _main(argv)
     except KeyboardInterrupt:  # also while torch is being imported, which takes seconds
         print("Stopped.", file=sys.stderr)
         return 1
+
+
+def _replace_what_cannot_be_shown() -> None:
+    """Let a pipe or console whose encoding lacks a character show ``?``: a result must not be lost over its name."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(ValueError):  # closed by whoever started us
+                stream.reconfigure(errors="replace")
+
+
+#: What ends a program from outside, like Ctrl-C from within: a plain kill, a closed terminal, Ctrl-Break on Windows.
+_STOP_SIGNALS = ("SIGTERM", "SIGHUP", "SIGBREAK")
 
 
 @contextlib.contextmanager
@@ -49,11 +64,14 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    known = [getattr(signal, name) for name in _STOP_SIGNALS if hasattr(signal, name)]
+    # One that is ignored stays so: nohup asks for that.
+    before = {number: signal.signal(number, stop) for number in known if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -88,16 +106,23 @@ def _guarded(args: argparse.Namespace) -> int:
         status = int(args.run(args))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
-        # The reader of our output has left (``| head``): point stdout elsewhere, or Python complains at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except (MossError, OSError) as error:
+        if isinstance(error, OSError) and _is_broken_pipe(error):
+            # The reader of our output has left (``| head``): point stdout elsewhere, or Python complains at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         return _complain(error, 2)
     except Exception as error:
         if os.environ.get("MOSS_FP16_TRACEBACK"):
             raise
         return _complain(f"{type(error).__name__}: {error} (MOSS_FP16_TRACEBACK=1 shows where)", 1)
+
+
+def _is_broken_pipe(error: OSError) -> bool:
+    """Whether whoever read our output has left; Windows calls that an invalid argument, of no file."""
+    return isinstance(error, BrokenPipeError) or (
+        os.name == "nt" and error.errno == errno.EINVAL and error.filename is None
+    )
 
 
 def _complain(error: object, status: int) -> int:

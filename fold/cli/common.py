@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MossError
@@ -65,8 +66,9 @@ def add_overwrite_option(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print ``value`` as JSON for a script or a person to read."""
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    """Print ``value`` as JSON for a script or a person to read: escaped where the output could not show all of it."""
+    shows_all = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, indent=1, ensure_ascii=not shows_all))
 
 
 def human_bytes(count: float) -> str:

@@ -23,7 +23,7 @@ class Progress:
         self.title, self.unit, self.stream = title, unit, stream or sys.stderr
         self.is_tty = self.stream.isatty()
         self.started = self.drawn_at = time.monotonic()
-        self.drawn = False
+        self.drawn, self.longest = False, 0
 
     def __call__(self, done: int, total: int) -> None:
         """Draw, unless that was done a moment ago."""
@@ -36,7 +36,10 @@ class Progress:
         text = f"{self.title} {share:4.0%}  {self.unit(done)} of {self.unit(total)}{self._remaining(share, now)}"
         if self.is_tty:
             bar = "#" * round(share * _WIDTH)
-            self.stream.write(f"\r[{bar:<{_WIDTH}}] {text}\x1b[K")
+            line = f"[{bar:<{_WIDTH}}] {text}"
+            # Padded over what stood there: not every console takes the escape code that clears the rest of a line.
+            self.stream.write(f"\r{line:<{self.longest}}")
+            self.longest = max(self.longest, len(line))
         else:
             self.stream.write(text + "\n")
         self.stream.flush()

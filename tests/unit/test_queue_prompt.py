@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from comfy_server import free_port, load_client
+from encoded import ENCODINGS, NAME, pipe, written
 
 client = load_client()
 API = Path(__file__).resolve().parents[2] / "example_workflows" / "api"
@@ -144,3 +145,19 @@ def test_settings_find_their_node() -> None:
 def test_a_setting_that_fits_nothing_is_refused(setting: str) -> None:
     with pytest.raises(client.ClientError, match="--set"):
         client.apply_setting(client.load_workflow(API / "moss_fp16_headless.json"), setting)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_pipe_that_cannot_show_a_report_gets_it_all_the_same(
+    server: str, workflow: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    job = workflow.rename(workflow.with_name(f"{NAME}.json"))
+    monkeypatch.setitem(REPORT, "warnings", [f"第 1 步 · {NAME}"])
+    stdout, _ = pipe(monkeypatch, encoding)
+    assert client.main([str(job), "--server", server]) == 0
+    assert "layer.3" in written(stdout)
+    error = {"node_id": "1", "node_type": "x", "exception_message": NAME}
+    monkeypatch.setattr(StandIn, "status", {"completed": False, "messages": [["execution_error", error]]})
+    _, stderr = pipe(monkeypatch, encoding)
+    assert client.main([str(job), "--server", server, "--json"]) == 1
+    assert "Node 1 (x) failed" in written(stderr)
