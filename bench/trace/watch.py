@@ -123,7 +123,10 @@ class Watch(TorchDispatchMode):
             inputs = _tensors([args, [value for name, value in kwargs.items() if name not in _written(func)]])
         else:
             inputs = _tensors((args, kwargs))[1 if name in _ONLY_WRITE else 0 :]
-        read = sum(_size(t) for t in inputs)
+        if name == "index_select":
+            read = _gathered(inputs, given)
+        else:
+            read = sum(_size(t) for t in inputs)
         written = sum(_size(t) for t in (*changed, *given))
         kind: Kind = "product" if name in _PRODUCTS else "pointwise"
         self.trace.kernels.append(Kernel(name, kind, read, written, _flops(name, inputs) if kind == "product" else 0))
@@ -243,6 +246,11 @@ def _size(tensor: Tensor) -> int:
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= length if stride or length == 0 else 1
     return count * tensor.element_size()
+
+
+def _gathered(inputs: list[Tensor], given: list[Tensor]) -> int:
+    """Bytes read to gather single elements: memory comes in sectors of 32."""
+    return min(_size(inputs[0]), 32 * given[0].numel()) + sum(map(_size, inputs[1:]))
 
 
 def _is_view(func: Any) -> bool:

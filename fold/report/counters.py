@@ -7,6 +7,8 @@ run's totals, `drop` forgets them (the guard recomputed that call).
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +20,8 @@ from ..scaling.plan import FP16_MAX
 
 OVER, SATURATED, CLAMPED, NON_FINITE = range(4)
 DEFAULT_THRESHOLD = 4096.0
-#: A site whose peak has stayed this far below what is counted is not counted on a device, see `Counters`.
-QUIET = 4.0
+#: Channels of a site that are counted on a device, see `Counters`.
+CHANNELS = 32
 
 
 @dataclass(frozen=True)
@@ -41,111 +43,131 @@ def site_names(text_blocks: int, depth: int) -> tuple[str, ...]:
 class Counters(Observer):
     """Device-side counters over the sites named. Only `read` and `read_call` wait for the device.
 
-    The peak is one pass over the stream, the counts are several more. On a CPU these are left out where the peak says
-    that there is nothing to count. A GPU cannot be asked that without a wait, but the peaks of the calls before come
-    over in a copy nobody waits for: a site that has been QUIET for a whole call is not counted in the next ones. Should
-    it jump over the threshold in a single call, peak and `bad_flag` are right, and that call counts as one element.
+    Peaks are exact, one pass over the stream. Counts would take several more. On a CPU they are left out where the peak
+    says that there is nothing to count; a device cannot be asked that without a wait, so there the CHANNELS loudest of
+    a site's channels are counted. What goes out of range in MOSS-Image sits in a handful of them; should ever more pass
+    the threshold, the counts are those of the loudest, and peak and `bad_flag` are right all the same.
     """
 
     def __init__(self, names: tuple[str, ...], threshold: float = DEFAULT_THRESHOLD) -> None:
         self.names = names
         self.threshold = threshold
         self._device: torch.device | None = None
-        self._news: PeakCopy | None = None
-        self._peaks: list[float] | None = None
-        self._skipped = False
+        self._width = 0
+        #: dtype -> the bit patterns above which an |x| is over the threshold, saturated, not finite
+        self._patterns = {dtype: _patterns(dtype, threshold) for dtype in _FORMATS}
+        self._limits: dict[torch.dtype, Tensor] = {}
+        #: sites whose rows of the call's buffers hold something (not known to a compiled graph)
+        self._filled: set[int] = set()
 
-    def _place(self, device: torch.device) -> None:
-        """(Re)make the buffers on the device the stream lives on; totals move along."""
+    def _place(self, device: torch.device, width: int) -> None:
+        """(Re)make the buffers on the device the stream lives on; totals move along. width: peaks kept per site."""
         n = len(self.names)
         if self._device is None:
             self.peak = torch.zeros(n, device=device)
             self.counts = torch.zeros(n, 4, dtype=torch.int64, device=device)
         else:
             self.peak, self.counts = self.peak.to(device), self.counts.to(device)
-        self.call_peak = torch.zeros(n, device=device)
-        self.call_counts = torch.zeros(n, 4, dtype=torch.int64, device=device)
-        self._device = device
+        if self._device == device:  # the call goes on with streams of another width
+            self.call_peaks = self._call_peak()[:, None].repeat(1, width)
+            self._filled = set(range(n))
+        else:
+            self.call_peaks = torch.zeros(n, width, device=device)
+            self.call_beyond = torch.zeros(n, 3, dtype=torch.int64, device=device)
+            self.call_clamped = torch.zeros(n, dtype=torch.int64, device=device)
+            self._limits, self._filled = {}, set()
+        self._device, self._width = device, width
 
     def stream(self, site: int, x: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            self._whole(site, x, ask=False)
+        elif _cheap_branch(x):
+            self._whole(site, x, ask=True)
+        else:
+            self._loudest(site, x.reshape(-1, x.shape[-1]))
+
+    def _whole(self, site: int, x: Tensor, *, ask: bool) -> None:
+        """Peak and counts of all of x; ask: leave the counts out where the peak says that they are zero."""
         if self._device != x.device:
-            self._place(x.device)
+            self._place(x.device, 1)
         low, high = torch.aminmax(x)
         peak = torch.maximum(-low, high)
-        self.call_peak[site].copy_(torch.maximum(self.call_peak[site], peak))
-        counted = min(self.threshold, FP16_MAX / 2)
-        if _cheap_branch(x):
-            if bool(peak <= counted):
-                return  # nothing can be over; on a CPU asking costs nothing (NaN compares false and is counted)
-        elif not torch.compiler.is_compiling() and self._quiet(site, counted):
-            self._skipped = True
-            return
-        magnitude = x.abs()
-        finite = magnitude < float("inf")
-        row = self.call_counts[site]
-        row[OVER] += ((magnitude > self.threshold) & finite).sum()
-        row[SATURATED] += ((magnitude >= FP16_MAX) & finite).sum()
-        row[NON_FINITE] += x.numel() - finite.sum()
+        self.call_peaks[site].copy_(torch.maximum(self.call_peaks[site], peak))
+        if not ask or not bool(peak <= min(self.threshold, FP16_MAX / 2)):  # NaN compares false and is counted
+            bits = _bits(x)
+            self.call_beyond[site] += torch.stack([(bits > limit).sum() for limit in self._patterns[x.dtype]])
 
-    def _quiet(self, site: int, counted: float) -> bool:
-        """Whether the site's peak was, in all calls known of, far below what is counted."""
-        if self._news is not None and (news := self._news.arrived()) is not None:
-            self._peaks, self._news = news, None
-        return self._peaks is not None and self._peaks[site] * QUIET <= counted
+    def _loudest(self, site: int, rows: Tensor) -> None:
+        """Peaks by channel of rows [tokens, D], and counts in the loudest channels: six kernels, none of them waits."""
+        self._make_room(rows)
+        peaks = self.call_peaks[site]
+        before = (peaks.clone(), self.call_beyond[site].clone()) if site in self._filled else None
+        self._filled.add(site)
+        torch.linalg.vector_norm(rows, math.inf, dim=0, dtype=torch.float32, out=peaks)
+        beyond = _bits(_loud_channels(rows, peaks))[..., None] > self._limits[rows.dtype]
+        torch.sum(beyond, dim=(0, 1), out=self.call_beyond[site])
+        if before is not None:
+            torch.maximum(peaks, before[0], out=peaks)
+            self.call_beyond[site] += before[1]
 
-    def _settle(self) -> None:
-        """Where counting was left out and the peak says that there was something after all: at least one element."""
-        if self._skipped:
-            peak, seen = self.call_peak, self.call_counts
-            finite = peak < float("inf")
-            least = torch.zeros_like(seen)
-            least[:, OVER] = (peak > self.threshold) & finite
-            least[:, SATURATED] = (peak >= FP16_MAX) & finite
-            least[:, NON_FINITE] = ~finite
-            self.call_counts, self._skipped = torch.maximum(seen, least), False
+    def _make_room(self, rows: Tensor) -> None:
+        """Buffers on the device of rows [tokens, D], one peak per channel; the limits as a tensor."""
+        if self._device != rows.device or self._width != rows.shape[1]:
+            self._place(rows.device, rows.shape[1])
+        if rows.dtype not in self._limits:
+            whole, device = _integer(rows.dtype), rows.device
+            patterns = [torch.full((), one, dtype=whole, device=device) for one in self._patterns[rows.dtype]]
+            self._limits[rows.dtype] = torch.stack(patterns)
 
     def clamping(self, site: int, x: Tensor, limit: float) -> None:
-        if self._device != x.device:
-            self._place(x.device)
-        if _cheap_branch(x):
+        if torch.compiler.is_compiling() or _cheap_branch(x):
+            if self._device != x.device:
+                self._place(x.device, 1)
             low, high = torch.aminmax(x)
-            if bool((high <= limit) & (low >= -limit)):
+            if _cheap_branch(x) and bool((high <= limit) & (low >= -limit)):
                 return
-        self.call_counts[site, CLAMPED] += (x.abs() > limit).sum()
-
-    def alert(self) -> None:
-        """Count every site again: what the calls before showed does not hold for the next one."""
-        self._peaks = self._news = None
+        else:
+            x = x.reshape(-1, x.shape[-1])
+            self._make_room(x)
+            x = _loud_channels(x, torch.linalg.vector_norm(x, math.inf, dim=0, dtype=torch.float32))
+        self.call_clamped[site] += (x.abs() > limit).sum()
 
     def begin(self) -> None:
         """Forget what an aborted call left behind."""
-        self._skipped = False
+        self._filled.clear()
         if self._device is not None:
-            self.call_peak.zero_()
-            self.call_counts.zero_()
+            self.call_peaks.zero_()
+            self.call_beyond.zero_()
+            self.call_clamped.zero_()
 
     drop = begin
 
     def commit(self) -> None:
         """Add the finished call to the totals, on the device."""
         if self._device is not None:
-            self._settle()
             # maximum propagates NaN, so a call that was not finite marks its site for good
-            self.peak = torch.maximum(self.peak, self.call_peak)
-            self.counts += self.call_counts
+            self.peak = torch.maximum(self.peak, self._call_peak())
+            self.counts += self._call_counts()
             self.begin()
-            if self._news is None and not torch.compiler.is_compiling():
-                self._news = peak_copy(self.peak)
+
+    def _call_peak(self) -> Tensor:
+        """The call's peaks by site, fp32 [sites]."""
+        return self.call_peaks.amax(dim=1)
+
+    def _call_counts(self) -> Tensor:
+        """The call's counts by site, int64 [sites, 4]."""
+        over, saturated, non_finite = self.call_beyond.unbind(1)
+        return torch.stack((over - non_finite, saturated - non_finite, self.call_clamped, non_finite), dim=1)
 
     def saw_anything(self) -> bool:
         """Whether the call in progress ran any block at all (a wait for the device)."""
-        return self._device is not None and not bool((self.call_peak == 0).all())
+        return self._device is not None and not bool((self.call_peaks == 0).all())
 
     def bad_flag(self) -> Tensor:
         """A 0-dim bool tensor: this call saturated or was not finite somewhere. Reading it is the caller's one sync."""
         if self._device is None:
             return torch.zeros((), dtype=torch.bool)
-        return (~(self.call_peak < FP16_MAX)).any()  # NaN compares false, so it is bad too
+        return (~(self.call_peaks < FP16_MAX)).any()  # NaN compares false, so it is bad too
 
     def packed(self) -> Tensor:
         """Totals as one fp32 tensor [sites, 5] on the device, for a single (possibly asynchronous) copy.
@@ -166,8 +188,7 @@ class Counters(Observer):
         """The call in progress; only for explaining a fault."""
         if self._device is None:
             return ()
-        self._settle()
-        return self._rows(self.call_peak, self.call_counts)
+        return self._rows(self._call_peak(), self._call_counts())
 
     def _rows(self, peak: Tensor, counts: Tensor) -> tuple[BlockStats, ...]:
         # the peaks ride along as their bit patterns so that one copy brings everything, exactly
@@ -201,3 +222,47 @@ def peak_copy(peaks: Tensor) -> PeakCopy | None:
 def _cheap_branch(x: Tensor) -> bool:
     """On a CPU a value can be looked at for free; on a device, or in a compiled graph, a branch would stall."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _integer(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype == torch.float32 else torch.int16
+
+
+def _bits(x: Tensor) -> Tensor:
+    """|x| as its bit pattern: integers in the same order, infinity above all numbers and NaN above infinity."""
+    whole = _integer(x.dtype)
+    return x.view(whole) & torch.iinfo(whole).max
+
+
+#: dtype -> (bit pattern of infinity, struct's formats of a pattern and of its value, bits to shift it to that place)
+_FORMATS = {
+    torch.float32: (0x7F800000, "<I", "<f", 0),
+    torch.bfloat16: (0x7F80, "<I", "<f", 16),
+    torch.float16: (0x7C00, "<H", "<e", 0),
+}
+
+
+def _patterns(dtype: torch.dtype, threshold: float) -> tuple[int, int, int]:
+    """The bit patterns above which an |x| is over the threshold, saturated, not finite."""
+    return (
+        _last_pattern(dtype, threshold, reached=True),
+        _last_pattern(dtype, FP16_MAX, reached=False),
+        _last_pattern(dtype, math.inf, reached=False),
+    )
+
+
+def _loud_channels(rows: Tensor, peaks: Tensor) -> Tensor:
+    """The CHANNELS columns of rows [tokens, D] with the largest peaks [D]."""
+    return rows.index_select(1, torch.topk(peaks, min(CHANNELS, len(peaks)), sorted=False).indices)
+
+
+def _last_pattern(dtype: torch.dtype, limit: float, *, reached: bool) -> int:
+    """The bit pattern of the largest number of a dtype that is below `limit`, or with `reached` at most that."""
+    infinity, whole, number, shift = _FORMATS[dtype]
+    low, high = 0, infinity  # the pattern sought is at least low and below high
+    while high - low > 1:
+        middle = (low + high) // 2
+        value: float = struct.unpack(number, struct.pack(whole, middle << shift))[0]
+        inside = value <= limit if reached else value < limit
+        low, high = (middle, high) if inside else (low, middle)
+    return low

@@ -153,7 +153,6 @@ class WatchedCall:
                 self.give_up(BROKEN_MODEL)
                 return out
             run.rung = rung
-            run.counters.alert()
             again = self.call.recompute_stripping_wrappers(rung, run.counters)
             out = out if again is None else again
             if again is not None and not self.is_bad(out):
@@ -225,7 +224,6 @@ class WatchedCall:
             f"The fold was left off: the same call at c and c/2 differed by {difference:.1e}, so something else writes "
             f"to the stream ({who}). The run went on with {run.rung.label}."
         )
-        run.counters.alert()
         run.checked("failed", difference, who)
         self.say("self_check", sentence, "warn")
 

@@ -1,9 +1,9 @@
 """Gets a ComfyUI for the tests into .comfyui, by git or out of an archive. Standard library only.
 
-    MOSS_COMFYUI=off       get none
-    COMFYUI_ARCHIVE=FILE   unpack this tar file instead of asking git
-    COMFYUI_TAG=TAG        another release than the pinned one; `newest` for the newest release
-    COMFYUI_GIT=ADDRESS    another repository than ComfyUI's own
+MOSS_COMFYUI=off       get none
+COMFYUI_ARCHIVE=FILE   unpack this tar file instead of asking git
+COMFYUI_TAG=TAG        another release than the pinned one; `newest` for the newest release
+COMFYUI_GIT=ADDRESS    another repository than ComfyUI's own
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_compiles_as_one_graph(case: Case, kind: str) -> None:
 @torch.no_grad()
 def test_compiles_with_the_counters_on(case: Case) -> None:
     model, watch, plan = golden.model("hot"), Counters(site_names(2, 4)), StreamPlan()
-    watch._place(torch.device("cpu"))
+    watch._place(torch.device("cpu"), 1)
 
     def call(x: Tensor, sigma: Tensor, context: Tensor) -> Tensor:
         return run_dit(model, model.arch, x, sigma, context, plan=plan, observer=watch)

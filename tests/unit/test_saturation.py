@@ -7,7 +7,7 @@ import math
 import golden
 import pytest
 import torch
-from golden import UNIFORM, velocity
+from golden import UNIFORM, counted, velocity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -103,7 +103,7 @@ def test_nothing_seen_reads_as_zeros() -> None:
 def test_counts_beyond_24_bits_are_exact() -> None:
     watch = counters()
     watch.stream(0, torch.ones(1))
-    watch.call_counts[0, counters_module.OVER] += 2**24 + 1
+    watch.call_beyond[0, counters_module.OVER] += 2**24 + 1
     watch.commit()
     assert watch.read()[0].over == 2**24 + 1
     assert watch.packed().dtype == torch.float32
@@ -121,7 +121,7 @@ def test_totals_follow_the_stream_to_another_device() -> None:
     watch = counters()
     watch.stream(0, torch.tensor([5000.0]))
     watch.commit()
-    watch._place(torch.device("cpu"))
+    watch._place(torch.device("cpu"), 1)
     watch.stream(0, torch.tensor([1.0, 6000.0]))
     watch.commit()
     assert watch.read()[0] == BlockStats("a", 6000.0, 2, 0, 0, 0)
@@ -180,50 +180,59 @@ def test_report_numbers() -> None:
     assert report["state"] == "done"
 
 
-class Arrived:
-    """A copy that is there at once."""
-
-    def __init__(self, peaks: Tensor) -> None:
-        self.peaks = peaks.tolist()
-
-    def arrived(self) -> list[float]:
-        return self.peaks
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting as on a GPU: no branch on values, the peaks of the calls before are known."""
+    """Counting as on a GPU: no branch on values."""
     monkeypatch.setattr(counters_module, "_cheap_branch", lambda x: False)
-    monkeypatch.setattr(counters_module, "peak_copy", Arrived)
+    monkeypatch.setattr(counters_module, "CHANNELS", 64)  # the golden models have no more
 
 
 @pytest.mark.usefixtures("device")
-def test_a_quiet_site_is_not_counted_on_a_device_and_its_peak_still_tells() -> None:
-    watch = counters()
-    for values in ([10.0, 5000.0], [5000.0, 6000.0]):
-        watch.stream(0, torch.tensor(values[:1]))
-        watch.stream(1, torch.tensor([*values, -5000.0]))
-        watch.commit()
-    first, second = watch.read()
-    assert first == BlockStats("a", 5000.0, 1, 0, 0, 0)
-    assert second == BlockStats("b", 6000.0, 5, 0, 0, 0)
-    watch.stream(0, torch.tensor([5000.0, 5000.0]))  # no longer quiet
-    watch.commit()
-    assert watch.read()[0].over == 3
+@pytest.mark.parametrize("plan", [StreamPlan(), StreamPlan("fp32_residual", clamp=4096.0)], ids=["none", "clamp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_counting_without_a_branch_gives_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, plan: StreamPlan, dtype: torch.dtype
+) -> None:
+    for case in (*golden.cases_of("hot")[:1], *golden.cases_of("burst")[:1]):
+        rows = counted(case, plan, dtype)
+        with monkeypatch.context() as patch:
+            patch.setattr(counters_module, "_cheap_branch", lambda x: True)
+            wanted = counted(case, plan, dtype)
+        assert rows == wanted
+        assert any(row.over or row.clamped for row in wanted.values())
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize("bad", [INF, NAN, 65504.0])
-def test_a_quiet_site_that_goes_bad_is_seen_in_the_same_call(bad: float) -> None:
+def test_counts_on_a_device_are_exact_in_the_loudest_channels_and_peaks_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters_module, "CHANNELS", 2)
+    x = torch.tensor([[9.0, 5000.0, 7000.0, 6000.0], [5000.0, -7000.0, 1.0, NAN]])
     watch = counters()
-    watch.stream(0, torch.tensor([1.0]))
-    watch.commit()
-    watch.stream(0, torch.tensor([bad, bad]))
-    assert bool(watch.bad_flag())
-    row = watch.read_call()[0]
-    assert (row.saturated, row.non_finite) == ((1, 0) if math.isfinite(bad) else (0, 1))
+    watch.stream(0, x[:, :3])
+    assert watch.read_call()[0] == BlockStats("a", 7000.0, 3, 0, 0, 0)  # the first channel is not among the two
     watch.drop()
-    watch.alert()
-    watch.stream(0, torch.tensor([bad, bad]))
-    row = watch.read_call()[0]
-    assert (row.saturated, row.non_finite) == ((2, 0) if math.isfinite(bad) else (0, 2))
+    watch.stream(0, x)
+    assert bool(watch.bad_flag())
+    assert watch.read_call()[0] == BlockStats("a", INF, 2, 0, 0, 1)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_block_that_runs_twice_in_a_call_is_counted_twice_on_a_device() -> None:
+    watch = counters()
+    watch.stream(0, torch.tensor([[5000.0, 1.0]]))
+    watch.stream(0, torch.tensor([[6000.0, -6000.0]]))
+    watch.commit()
+    watch.stream(0, torch.tensor([[1.0, 65504.0]]))
+    watch.commit()
+    assert watch.read()[0] == BlockStats("a", 65504.0, 4, 1, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("threshold", [0.1, 4096.0, 65504.0, 1e6])
+def test_bit_patterns_separate_what_comparisons_separate(dtype: torch.dtype, threshold: float) -> None:
+    whole = torch.int32 if dtype == torch.float32 else torch.int16
+    bits = torch.arange(2**15, dtype=torch.int32) << (16 if dtype == torch.float32 else 0)
+    x = bits.to(whole).view(dtype)
+    over, saturated, non_finite = counters_module._patterns(dtype, threshold)
+    assert torch.equal(bits > over, ~(x.float() <= threshold))
+    assert torch.equal(bits > saturated, ~(x.float() < 65504))
+    assert torch.equal(bits > non_finite, ~x.isfinite())
