@@ -30,6 +30,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 Json = dict[str, Any]
+#: The words for a block's level; one that a newer server gives shows as "?".
+LEVELS = {"ok": "ok", "low": "low", "saturated": "saturated", "not_finite": "NaN/inf"}
+#: Messages that the verdict says already.
+CONSEQUENCES = ("black_image", "some_images_broken", "image_affected")
 LAST_EVENTS = ("execution_success", "execution_error", "execution_interrupted")
 
 
@@ -296,29 +300,41 @@ def factor_text(value: Any) -> str:
 
 
 def format_report(report: Json) -> str:
-    """The report as a text table: one line per block, then the summary and the warnings."""
-    factors, summary = report.get("factors") or {}, report["summary"]
+    """The report as text: the verdict and what to do, one line per block with its level, what ran, the messages."""
+    factors, summary, said = report.get("factors") or {}, report["summary"], messages(report)
     scale = ", ".join(f"{name} {factor_text(factors[name])}" for name in ("c", "s_attn", "s_ffn") if name in factors)
-    lines = [
-        f"mode {report['mode']}, engine {report.get('engine')}, compute {report['compute_dtype']}, "
-        f"stream {report['stream_dtype']}, {report['model_calls']} model calls" + (f", {scale}" if scale else ""),
-        f"{'block':<10}{'max |x|':>12}{'headroom':>12}{'over':>9}{'saturated':>11}{'clamped':>9}{'non-finite':>12}",
-    ]
-    for block in report["blocks"]:
-        peak = "overflow" if block["max_abs"] is None else f"{block['max_abs']:.4g}"
-        headroom = "-" if block["headroom_bits"] is None else f"{block['headroom_bits']:+.1f} bit"
-        lines.append(
-            f"{block['name']:<10}{peak:>12}{headroom:>12}{block['over']:>9}"
-            f"{block['saturated']:>11}{block['clamped']:>9}{block['non_finite']:>12}"
-        )
-    peak = "overflow" if summary["peak"] is None else f"{summary['peak']:.4g}"
+    lines = [text for field in ("verdict", "remedy") if (text := (report.get(field) or {}).get("text"))]
     lines.append(
-        f"peak {peak} in {summary['block']}: {summary['saturated']} saturated, {summary['clamped']} clamped, "
-        f"{summary['non_finite']} non-finite"
+        f"fix {report['mode']}, engine {report.get('engine')}, compute {report['compute_dtype']}, "
+        f"stream {report['stream_dtype']}, {report['model_calls']} model calls" + (f", {scale}" if scale else "")
     )
-    lines += [f"rescue at step {r['step']}: {r['rung']} ({r['reason']})" for r in report.get("rescues") or []]
-    lines += [f"warning: {text}" for text in report.get("warnings") or []]
+    lines.append(
+        f"{'block':<10}{'level':<12}{'max |x|':>12}{'margin':>12}{'NaN/inf':>12}{'saturated':>11}{'clamped':>9}"
+        f"{'> ' + format(report.get('threshold') or 4096, 'g'):>9}"
+    )
+    for block in report["blocks"]:
+        peak = "NaN/inf" if block["max_abs"] is None else f"{block['max_abs']:.4g}"
+        margin = "-" if block["headroom_bits"] is None else f"{block['headroom_bits']:.1f} bits"
+        lines.append(
+            f"{block['name']:<10}{LEVELS.get(block.get('level'), '?'):<12}{peak:>12}{margin:>12}"
+            f"{block['non_finite']:>12}{block['saturated']:>11}{block['clamped']:>9}{block['over']:>9}"
+        )
+    peak = "NaN/inf" if summary["peak"] is None else f"{summary['peak']:.4g}"
+    lines.append(
+        f"largest value {peak} in {summary['block']}: {summary['non_finite']} NaN/inf, "
+        f"{summary['saturated']} saturated, {summary['clamped']} clamped"
+    )
+    lines += [
+        f"step {r['step']} was computed again with {r['rung']}: {r['reason']}" for r in report.get("rescues") or []
+    ]
+    # what became of the image stands in the first line
+    lines += [f"{m['severity']}: {m['text']}" for m in said if m.get("key") not in CONSEQUENCES]
     return "\n".join(lines)
+
+
+def messages(report: Json) -> list[Json]:
+    """The report's messages; the warnings of an older server, which sent no more."""
+    return report.get("messages") or [{"severity": "warn", "text": text} for text in report.get("warnings") or []]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

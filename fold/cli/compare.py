@@ -219,7 +219,7 @@ def _record(
 
     from ..dtypes import dtype_name
     from ..measure.recording import record_run
-    from ..report.report import factors_json
+    from ..report.report import AppliedFactors
     from .progress import Progress
     from .running import skips
 
@@ -238,7 +238,7 @@ def _record(
         "checkpoint": str(args.checkpoint),
         "compute_dtype": dtype_name(session.dtype),
         "mode": session.plan.mode,
-        "factors": factors_json(session.plan),
+        "factors": AppliedFactors.of(session.plan).to_json(),
         "device": str(session.device),
         "skip": skip,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from .common import add_command, add_json_option
@@ -41,9 +40,8 @@ def run(args: argparse.Namespace) -> int:
         pick,
         pick_mask,
         read_tensors,
-        show_result,
+        show_run,
         skips,
-        spoken,
         write_tensors,
     )
 
@@ -59,8 +57,5 @@ def run(args: argparse.Namespace) -> int:
     velocity = session.call(latent, sigma, context, mask, skips(args.skip, session.arch.depth)).float().cpu()
     session.counters.commit()
     write_tensors(args.out, {"velocity": velocity})
-    report = session.report(steps=1, model_calls=1)
-    show_result(report, spoken(report, args.out), out=args.report, as_json=args.json)
-    if not bool(velocity.isfinite().all()):
-        print(f"Warning: the velocity is not finite ({args.dtype}, mode {session.plan.mode}).", file=sys.stderr)
+    show_run(session.report(steps=1, model_calls=1, result=velocity), args.out, args)
     return 0

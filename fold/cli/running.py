@@ -33,8 +33,9 @@ from ..errors import MossError
 from ..files import check_target, new_file, save_tensors
 from ..model.forward import BlockReplacement, MossDiT, skip_block
 from ..report.counters import DEFAULT_THRESHOLD, Counters, site_names
-from ..report.report import Report, factors_json
-from ..report.words import bars_of, subtitle, title
+from ..report.messages import message
+from ..report.report import Outcome, Remedy, Report, make_report
+from ..report.words import bars_of, counts, fact, setup, show_factor, title
 from ..scaling.plan import FP16_MAX, StreamPlan, own_c, plan_for
 from .common import FACTOR_OPTIONS, add_factor_options, factors_from, print_json
 
@@ -120,21 +121,36 @@ class Session:
         )
         return velocity
 
-    def report(self, *, steps: int, model_calls: int) -> dict[str, Any]:
-        """The run's report."""
-        return Report(
+    def report(self, *, steps: int, model_calls: int, result: Tensor) -> Report:
+        """The report of a run that gave `result`."""
+        return make_report(
             node_id="cli",
-            mode=self.plan.mode,
             engine="builtin",
-            compute_dtype=dtype_name(self.dtype),
-            stream_dtype="fp32" if self.plan.fp32_stream else dtype_name(self.dtype),
-            factors=factors_json(self.plan),
-            blocks=self.counters.read(),
+            plan=self.plan,
+            dtype=self.dtype,
+            rows=self.counters.read(),
             threshold=self.counters.threshold,
             model_calls=model_calls,
             steps=steps,
-            extra={"input_dtypes": self.inputs.to_json(), "param_dtypes": self.overrides.record},
-        ).to_json()
+            finite=bool(result.isfinite().all()),
+            advise=self.advise,
+            input_dtypes=self.inputs.to_json(),
+            param_dtypes=self.overrides.record,
+        )
+
+    def advise(self, outcome: Outcome) -> Remedy | None:
+        """The options that would have kept the run in range."""
+        if outcome not in ("saturated", "broken"):
+            return None
+        match self.plan.mode:
+            case "none" if self.dtype == torch.float16:
+                return Remedy(message("remedy_mode", value="auto"))
+            case "online" if self.dtype == torch.float16:
+                return Remedy(message("remedy_smaller_c", value=show_factor(min(self.plan.factors.c) / 16)))
+            case "weights" if self.dtype == torch.float16:
+                return Remedy(message("remedy_mode", value="fp32_residual"))
+            case _:
+                return Remedy(message("remedy_dtype"))
 
 
 def open_run(args: argparse.Namespace) -> Session:
@@ -271,9 +287,14 @@ def show_result(found: dict[str, Any], lines: Iterable[str], *, out: str | None,
         print("\n".join(lines))
 
 
-def spoken(report: Mapping[str, Any], written: str) -> list[str]:
-    """A run in two lines: the block nearest to overflow, the counts and the file."""
-    return [title(report, bars_of(report)), f"{subtitle(report)}  ·  wrote {written}"]
+def show_run(report: Report, written: str, args: argparse.Namespace) -> None:
+    """What a run ended with: the report where one was asked for, its verdict first for a person, its warnings last."""
+    found = report.to_json()
+    seen = "  ·  ".join(filter(None, (fact(found, bars_of(found)), counts(found))))
+    lines = [title(found), seen, f"{setup(found)}  ·  wrote {written}"]
+    show_result(found, lines, out=args.report, as_json=args.json)
+    for text in report.warnings:
+        print(f"Warning: {text}", file=sys.stderr)
 
 
 def write_report(file: str | None, report: Mapping[str, Any]) -> None:

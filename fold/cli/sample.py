@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from .common import add_command, add_json_option
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import MossError
     from ..measure.sampling import SampleSettings, euler, initial_noise
     from .progress import Progress
-    from .running import MAX_BATCH, check_outputs, check_size, open_run, show_result, skips, spoken, write_tensors
+    from .running import MAX_BATCH, check_outputs, check_size, open_run, show_run, skips, write_tensors
 
     check_outputs(args.out, args.report, inputs=(args.checkpoint, args.cond, args.uncond, args.factors))
     settings = SampleSettings(args.steps, args.cfg, args.shift, args.seed)
@@ -80,11 +79,9 @@ def run(args: argparse.Namespace) -> int:
     noise = initial_noise((args.batch, arch.latent_channels, args.height // 16, args.width // 16), args.seed)
     with Progress("Sampling") as progress:
         latent = euler(velocity, noise.to(session.device), settings, lambda done, total, _: progress(done, total)).cpu()
-    report = session.report(steps=args.steps, model_calls=calls)
+    report = session.report(steps=args.steps, model_calls=calls, result=latent)
     write_tensors(args.out, {"latent": latent})
-    show_result(report, spoken(report, args.out), out=args.report, as_json=args.json)
-    if not bool(latent.isfinite().all()):
-        print(f"Warning: the latent is not finite ({args.dtype}, mode {session.plan.mode}).", file=sys.stderr)
+    show_run(report, args.out, args)
     return 0
 
 

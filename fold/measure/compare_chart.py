@@ -49,7 +49,7 @@ def _draw(pen: ImageDraw, found: Mapping[str, Any], width: float, height: float)
     for index, step in enumerate(steps):
         value = (step["guided"] or step["cond"])["relative_l2"]
         level = 0.0 if value is None else math.log10(value) if value > 0 else FLOOR
-        colour = COLOURS["over"] if value is None else COLOURS["ok"]
+        colour = COLOURS["not_finite"] if value is None else COLOURS["ok"]
         x = left + index * slot
         pen.rectangle([x + 0.15 * slot, min(y(level), bottom - unit), x + 0.85 * slot, bottom], fill=colour)
         if slot > 46 * unit:

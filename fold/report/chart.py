@@ -1,7 +1,7 @@
 """The saturation report as a picture: one bar per block on a log2 axis under the fp16 maximum.
 
-The gap between a bar and the line is that block's headroom in bits. The same picture as the page's panel, for whoever
-has no page: API users, galleries, bug reports. Pillow is imported only when something is drawn.
+The gap between a bar and the line is that block's headroom in bits. The same picture as the page's panel, for
+API runs, galleries and bug reports. Pillow is imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import MossError
 from ..scaling.plan import FP16_MAX
-from .words import Bar, Level, bars_of, nearest, notes, show_bits, subtitle, title
+from .words import Bar, Shown, bars_of, counts, fact, nearest, notes, setup, show_bits, title
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,21 +32,21 @@ INK: Colour = (28, 30, 34)
 MUTED: Colour = (95, 100, 110)
 GRID: Colour = (222, 225, 230)
 DANGER: Colour = (252, 232, 233)
-COLOURS: dict[Level, Colour] = {
+COLOURS: dict[Shown, Colour] = {
     "none": (170, 174, 180),
     "ok": (22, 138, 98),
-    "wide": (84, 98, 214),
-    "close": (191, 138, 0),
-    "tight": (222, 98, 12),
-    "over": (200, 28, 46),
+    "low": (191, 138, 0),
+    "saturated": (222, 98, 12),
+    "not_finite": (200, 28, 46),
 }
-LEGEND: dict[Level, str] = {
-    "ok": "3 bits of headroom or more",
-    "close": "under 3 bits",
-    "tight": "under 1 bit",
-    "over": "saturated or not finite",
-    "wide": "above fp16, stream is wider",
+LEGEND: dict[Shown, str] = {
+    "ok": "in range",
+    "low": "in range, under 3 bits of margin",
+    "saturated": "reached fp16's limit",
+    "not_finite": "NaN or infinity",
 }
+#: The verdict's sign, by outcome.
+SIGNS: dict[str, Shown] = {"ok": "ok", "rescued": "ok", "saturated": "saturated", "broken": "not_finite"}
 
 
 def render_chart(report: Mapping[str, Any], width: int = 1280, height: int = 720) -> NDArray[np.uint8]:
@@ -141,13 +141,13 @@ def fit_text(pen: ImageDraw, words: str, size: float, room: float) -> tuple[str,
 
 def _header(pen: ImageDraw, frame: Frame, report: Mapping[str, Any], bars: Sequence[Bar]) -> None:
     unit, room = frame.unit, frame.right - 28 * frame.unit
-    words, size = fit_text(pen, title(report, bars), 30 * unit, room)
-    worst = nearest(bars)
-    level = worst.level if worst else "none"
-    _mark(pen, level, 34 * unit, 44 * unit, 9 * unit)
-    draw_text(pen, (54 * unit, 26 * unit), words, size)
-    words, size = fit_text(pen, subtitle(report), 17 * unit, room)
-    draw_text(pen, (28 * unit, 66 * unit), words, size, MUTED)
+    words, size = fit_text(pen, title(report), 30 * unit, room)
+    _mark(pen, SIGNS.get(str(report.get("outcome")), "none"), 34 * unit, 34 * unit, 9 * unit)
+    draw_text(pen, (54 * unit, 16 * unit), words, size)
+    words, size = fit_text(pen, fact(report, bars), 17 * unit, room)
+    draw_text(pen, (28 * unit, 56 * unit), words, size)
+    words, size = fit_text(pen, "  ·  ".join(filter(None, (setup(report), counts(report)))), 15 * unit, room)
+    draw_text(pen, (28 * unit, 80 * unit), words, size, MUTED)
 
 
 def _grid(pen: ImageDraw, frame: Frame) -> None:
@@ -170,12 +170,12 @@ def _grid(pen: ImageDraw, frame: Frame) -> None:
 def _limit(pen: ImageDraw, frame: Frame) -> None:
     unit, y = frame.unit, frame.y(math.log2(FP16_MAX))
     dash = 9 * unit
-    x = frame.left
+    x, weight = frame.left, max(1, round(2 * unit))
     while x < frame.right:
-        pen.line([(x, y), (min(x + 0.62 * dash, frame.right), y)], fill=COLOURS["over"], width=max(1, round(2 * unit)))
+        pen.line([(x, y), (min(x + 0.62 * dash, frame.right), y)], fill=COLOURS["not_finite"], width=weight)
         x += dash
     at = (frame.right - 4 * unit, y - 4 * unit)
-    draw_text(pen, at, "fp16 maximum 65504", 15 * unit, COLOURS["over"], "rb", halo=True)
+    draw_text(pen, at, "fp16 maximum 65504", 15 * unit, COLOURS["not_finite"], "rb", halo=True)
 
 
 def _bars(pen: ImageDraw, frame: Frame, bars: Sequence[Bar]) -> list[tuple[float, float]]:
@@ -205,7 +205,7 @@ def _draw_bar(pen: ImageDraw, frame: Frame, bar: Bar, edges: tuple[float, float]
         top = frame.y(math.log2(bar.peak))
     colour = COLOURS[bar.level]
     pen.rectangle([left, min(top, frame.bottom - 1), right, frame.bottom], fill=colour)
-    if bar.level in ("tight", "over"):
+    if bar.level in ("saturated", "not_finite"):
         _hatch(pen, left, top, right, frame.bottom, 7 * frame.unit)
     if bar.level not in ("ok", "none"):
         _mark(pen, bar.level, (left + right) / 2, top - 7 * frame.unit, min(5.5 * frame.unit, (right - left) * 0.6))
@@ -220,16 +220,15 @@ def _hatch(pen: ImageDraw, left: float, top: float, right: float, bottom: float,
         y += max(4.0, step)
 
 
-def _mark(pen: ImageDraw, level: Level, x: float, y: float, r: float) -> None:
+def _mark(pen: ImageDraw, level: Shown, x: float, y: float, r: float) -> None:
     """The level's sign, centred: a disc, a diamond, a triangle or a cross."""
     colour = COLOURS[level]
     match level:
-        case "close" | "wide":
-            points = [(x, y - r), (x + r, y), (x, y + r), (x - r, y)]
-            pen.polygon(points, fill=colour if level == "close" else PAPER, outline=colour)
-        case "tight":
+        case "low":
+            pen.polygon([(x, y - r), (x + r, y), (x, y + r), (x - r, y)], fill=colour)
+        case "saturated":
             pen.polygon([(x, y - r), (x + r, y + 0.8 * r), (x - r, y + 0.8 * r)], fill=colour)
-        case "over":
+        case "not_finite":
             weight = max(1, round(r / 2))
             pen.line([(x - r, y - r), (x + r, y + r)], fill=colour, width=weight)
             pen.line([(x - r, y + r), (x + r, y - r)], fill=colour, width=weight)
@@ -263,14 +262,13 @@ def _footer(pen: ImageDraw, frame: Frame, bars: Sequence[Bar], places: Sequence[
 def _measure(pen: ImageDraw, frame: Frame, bars: Sequence[Bar], places: Sequence[tuple[float, float]]) -> None:
     """From the highest bar up to the line, with the block's name and its bits."""
     worst = nearest(bars)
-    if worst is None or worst.peak == 0:
+    if worst is None or not 0 < worst.peak < math.inf:
         return
     index = bars.index(worst)
     unit, x = frame.unit, sum(places[index]) / 2
     line = frame.y(math.log2(FP16_MAX))
-    words = worst.name + (" overflowed" if worst.peak == math.inf else f": {show_bits(worst.bits)} bits")
-    top = frame.top if worst.peak == math.inf else frame.y(math.log2(worst.peak))
-    if worst.peak < math.inf and abs(top - line) > 5 * unit:
+    words, top = f"{worst.name}: {show_bits(worst.bits)} bits", frame.y(math.log2(worst.peak))
+    if abs(top - line) > 5 * unit:
         weight = max(1, round(2 * unit))
         pen.line([(x, top), (x, line)], fill=INK, width=weight)
         for y in (top, line):

@@ -1,19 +1,21 @@
-"""What the chart says: a report's blocks with their levels, and the picture's title, subtitle and notes."""
+"""What chart and command line say of a report: its verdict, the number behind it, what ran, counts and notes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import MossError
 from ..scaling.plan import FP16_MAX
+from .messages import CONSEQUENCES, Message, named
+from .report import Level
 
-Level = Literal["none", "ok", "wide", "close", "tight", "over"]
+#: A block's level as the report gives it; none where it gives none.
+Shown = Level | Literal["none"]
 
-# Headroom in bits below which a block counts as close, and as tight. The page's panel uses the same.
-CLOSE_BITS, TIGHT_BITS = 3.0, 1.0
+LEVELS: tuple[Shown, ...] = ("none", *get_args(Level))
 WIDE_DTYPES = ("fp32", "float32", "bf16", "bfloat16")
 MAX_BLOCKS = 1024
 
@@ -24,7 +26,7 @@ class Bar:
 
     name: str
     peak: float
-    level: Level
+    level: Shown
 
     @property
     def bits(self) -> float:
@@ -37,31 +39,17 @@ def bars_of(report: Mapping[str, Any]) -> list[Bar]:
     blocks = report.get("blocks") if isinstance(report, Mapping) else None
     if not isinstance(blocks, Sequence) or isinstance(blocks, str):
         raise MossError("The chart needs a saturation report, but this has no list `blocks`: pass the report's JSON.")
-    limited = str(report.get("stream_dtype", "")) not in WIDE_DTYPES
-    return [_bar(block, index, limited) for index, block in enumerate(blocks[:MAX_BLOCKS])]
+    return [_bar(block, index) for index, block in enumerate(blocks[:MAX_BLOCKS])]
 
 
-def _bar(block: Any, index: int, limited: bool) -> Bar:
+def _bar(block: Any, index: int) -> Bar:
     source: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
     peak = _number(source["max_abs"], math.inf) if "max_abs" in source else math.nan
     if (math.isnan(peak) and "max_abs" in source) or _count(source, "non_finite"):
         peak = math.inf
-    return Bar(str(source.get("name", f"#{index}"))[:64], abs(peak), _level(abs(peak), source, limited))
-
-
-def _level(peak: float, source: Mapping[str, Any], limited: bool) -> Level:
-    if math.isnan(peak):
-        return "none"
-    if peak == math.inf:
-        return "over"
-    bits = math.log2(FP16_MAX / peak) if peak > 0 else math.inf
-    if not limited:
-        return "wide" if bits <= 0 else "ok"
-    if bits <= 0 or _count(source, "saturated"):
-        return "over"
-    if bits >= CLOSE_BITS:
-        return "ok"
-    return "close" if bits >= TIGHT_BITS else "tight"
+    level = source.get("level")
+    known = level if isinstance(level, str) and level in LEVELS else "none"
+    return Bar(str(source.get("name", f"#{index}"))[:64], abs(peak), known)
 
 
 def _number(value: Any, missing: float) -> float:
@@ -73,25 +61,34 @@ def _count(source: Mapping[str, Any], field: str) -> int:
     return int(value) if math.isfinite(value) and value > 0 else 0
 
 
-def title(report: Mapping[str, Any], bars: Sequence[Bar]) -> str:
-    """For example "online: layer.22 peaks 3904, 4.1 bits of headroom": the mode, and the block nearest to overflow."""
-    mode = _word(report, "mode")
+def title(report: Mapping[str, Any]) -> str:
+    """The report's verdict: "OK: the image is not affected by fp16"."""
+    return _text_of(report.get("verdict")) or "Not measured: the report has no verdict"
+
+
+def fact(report: Mapping[str, Any], bars: Sequence[Bar]) -> str:
+    """The number behind it: "largest value 3904 in layer.22, margin 4.1 bits", or where NaN or infinity is."""
+    for level, words in (("not_finite", "NaN or infinity in {}"), ("saturated", "{} reached fp16's limit of 65504")):
+        if found := [bar.name for bar in bars if bar.level == level]:
+            return words.format(list_of(found))
     worst = nearest(bars)
     if worst is None:
-        return f"{mode}: no peaks were measured"
+        return "no largest values were measured"
     if worst.peak == math.inf:
-        more = sum(bar.peak == math.inf for bar in bars) - 1
-        return f"{mode}: {worst.name}{f' and {more} more' if more else ''} overflowed, values are not finite"
+        return f"NaN or infinity in {worst.name}"
     if worst.peak == 0:
-        return f"{mode}: every block's peak is 0"
+        return "every block's largest value is 0"
     stream = str(report.get("stream_dtype", ""))
-    text = f"{mode}: {worst.name} peaks {show_peak(worst.peak)}"
+    said = f"largest value {show_peak(worst.peak)} in {worst.name}"
     if stream in WIDE_DTYPES:
-        side = "above" if worst.bits <= 0 else "under"
-        return f"{text}, stream is {stream}, {show_bits(abs(worst.bits))} bits {side} the fp16 maximum"
-    if worst.bits <= 0:
-        return f"{text}, no headroom: at the fp16 maximum"
-    return f"{text}, {show_bits(worst.bits)} bits of headroom"
+        return f"{said}, beyond fp16, but the stream is {stream}" if worst.bits <= 0 else f"{said}, stream is {stream}"
+    return f"{said}, margin {show_bits(worst.bits)} bits{' (small)' if worst.level == 'low' else ''}"
+
+
+def list_of(names: Sequence[str]) -> str:
+    """ "layer.0, layer.1, layer.2 and 4 more"."""
+    value = named(names)
+    return value.text if isinstance(value, Message) else ", ".join(value)
 
 
 def nearest(bars: Sequence[Bar]) -> Bar | None:
@@ -99,32 +96,47 @@ def nearest(bars: Sequence[Bar]) -> Bar | None:
     return max((bar for bar in bars if not math.isnan(bar.peak)), key=lambda bar: bar.peak, default=None)
 
 
-def subtitle(report: Mapping[str, Any]) -> str:
-    """Engine, dtype, factors and the four counts."""
-    raw = report.get("blocks")
-    blocks = [b for b in raw if isinstance(b, Mapping)] if isinstance(raw, Sequence) else []
-    totals = [
-        f"{name} {sum(_count(b, field) for b in blocks)}"
-        for name, field in (("saturated", "saturated"), ("clamped", "clamped"), ("non-finite", "non_finite"))
-    ]
-    rescues = report.get("rescues")
-    totals.append(f"rescued {len(rescues) if isinstance(rescues, Sequence) else 0}")
-    parts = [_word(report, "engine"), _word(report, "compute_dtype"), _factor_words(report.get("factors")), *totals]
+def setup(report: Mapping[str, Any]) -> str:
+    """What ran: fix, engine, dtype, factors."""
+    fix, engine = f"fix {_word(report, 'mode')}", f"engine {_word(report, 'engine')}"
+    parts = [fix, engine, _word(report, "compute_dtype"), _factor_words(report.get("factors"))]
     return "  ·  ".join(part for part in parts if part)
 
 
+def counts(report: Mapping[str, Any]) -> str:
+    """The counts that are not zero: "NaN/inf 1712, saturated 3"; that nothing was bad is said in words."""
+    raw = report.get("blocks")
+    blocks = [b for b in raw if isinstance(b, Mapping)] if isinstance(raw, Sequence) else []
+    rescues = report.get("rescues")
+    named_counts = {
+        "NaN/inf": sum(_count(b, "non_finite") for b in blocks),
+        "saturated": sum(_count(b, "saturated") for b in blocks),
+        "clamped": sum(_count(b, "clamped") for b in blocks),
+        "rescued": len(rescues) if isinstance(rescues, Sequence) else 0,
+    }
+    clean = not (named_counts["NaN/inf"] or named_counts["saturated"])
+    parts = ["no value saturated, none NaN/inf"] if clean and blocks else []
+    return ", ".join([*parts, *(f"{name} {count}" for name, count in named_counts.items() if count)])
+
+
 def notes(report: Mapping[str, Any]) -> list[str]:
-    """The last rescue and the warnings, a line each."""
-    lines = []
+    """What to do about it, the last rescue's reason and the first messages, a line each."""
+    lines = [_text_of(report.get("remedy"))]
     rescues = report.get("rescues")
     if isinstance(rescues, Sequence) and rescues and isinstance(rescues[-1], Mapping):
         last = rescues[-1]
         reason = f" ({last['reason']})" if last.get("reason") else ""
-        lines.append(f"Rescued at step {last.get('step', '?')} with {last.get('rung', '?')}{reason}")
-    warnings = report.get("warnings")
-    if isinstance(warnings, Sequence) and not isinstance(warnings, str):
-        lines += [str(w) for w in warnings[:3]]
-    return [" ".join(line.split())[:240] for line in lines]
+        lines.append(f"Step {last.get('step', '?')} was computed again with {last.get('rung', '?')}{reason}")
+    messages = report.get("messages")
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        told = [m for m in messages if isinstance(m, Mapping) and m.get("key") not in CONSEQUENCES]
+        lines += [_text_of(m) for m in told[:3]]
+    return [line for line in lines if line]
+
+
+def _text_of(said: Any) -> str:
+    text = said.get("text") if isinstance(said, Mapping) else None
+    return " ".join(text.split())[:240] if isinstance(text, str) else ""
 
 
 def _word(report: Mapping[str, Any], field: str) -> str:

@@ -125,7 +125,11 @@ def test_forward_masks(out: Path, tmp_path: Path) -> None:
 
 def test_forward_says_that_a_velocity_is_not_finite(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forward(out, dtype="fp16", mode="none")
-    assert "not finite" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.out.startswith("Broken: the image is black or broken, the model left fp16's range\n")
+    assert said.err == (
+        "Warning: The image is black or broken: the model left fp16's range. Run it again with --mode auto.\n"
+    )
 
 
 def test_forward_says_that_factors_do_nothing_in_mode_none(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,9 +141,11 @@ def test_forward_says_that_factors_do_nothing_in_mode_none(out: Path, capsys: py
 
 def test_forward_says_how_it_went(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forward(out, dtype="fp16", c="1/16")
-    verdict, counts = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"online: layer\.\d+ peaks [\d.e]+, \d\.\d bits of headroom", verdict)
-    assert "saturated 0" in counts and counts.endswith(f"wrote {out}")
+    verdict, seen, ran = capsys.readouterr().out.splitlines()
+    assert verdict == "OK: the image is not affected by fp16"
+    assert re.match(r"largest value [\d.e]+ in layer\.\d+, margin \d\.\d bits", seen)
+    assert seen.endswith("no value saturated, none NaN/inf")
+    assert ran.replace("  ·  ", ", ") == f"fix online, engine builtin, fp16, c 1/16, wrote {out}"
 
 
 def test_forward_prints_the_report_as_json(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,16 +18,22 @@ client = load_client()
 API = Path(__file__).resolve().parents[2] / "example_workflows" / "api"
 BLOCK = {
     "name": "layer.3", "max_abs": 11250.0, "over": 12, "saturated": 0, "clamped": 0, "non_finite": 0,
-    "headroom_bits": 2.54,
+    "headroom_bits": 2.54, "level": "low",
 }  # fmt: skip
-OVERFLOWED = BLOCK | {"name": "text.0", "max_abs": None, "headroom_bits": None, "non_finite": 7}
+OVERFLOWED = BLOCK | {"name": "text.0", "max_abs": None, "headroom_bits": None, "non_finite": 7, "level": "not_finite"}
 REPORT = {
     "schema": "moss_fp16.report/1", "mode": "online", "engine": "native", "compute_dtype": "fp16",
     "stream_dtype": "fp16", "factors": {"c": 0.0625, "s_attn": [1.0, 0.5]}, "model_calls": 6,
     "blocks": [BLOCK, OVERFLOWED],
     "rescues": [{"step": 2, "sigma": 0.9, "rung": "c 1/32", "reason": "layer.3 saturated"}],
     "summary": {"peak": None, "block": "text.0", "saturated": 0, "clamped": 0, "non_finite": 7},
-    "warnings": ["mind the gap"],
+    "outcome": "broken", "verdict": {"key": "verdict_broken", "values": {}, "text": "Broken: black"},
+    "remedy": {"key": "remedy_fix", "values": {}, "text": "Set fix = auto.", "action": None},
+    "messages": [
+        {"key": "black_image", "values": {}, "severity": "error", "text": "The image is black."},
+        {"key": "other", "values": {}, "severity": "warn", "text": "mind the gap"},
+    ],
+    "warnings": ["The image is black.", "mind the gap"],
 }  # fmt: skip
 
 
@@ -80,9 +87,20 @@ def workflow(tmp_path: Path) -> Path:
 def test_a_job_ends_with_its_table(server: str, workflow: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert client.main([str(workflow), "--server", server]) == 0
     out = capsys.readouterr().out
-    assert "layer.3" in out and "+2.5 bit" in out and "overflow" in out
+    assert out.splitlines()[:2] == ["Broken: black", "Set fix = auto."]
+    assert re.search(r"layer\.3 +low +1\.125e\+04 +2\.5 bits", out)
+    assert re.search(r"text\.0 +NaN/inf +NaN/inf +- +7", out)
     assert "c 1/16" in out and "s_attn 1 to 1/2 per block" in out
-    assert "rescue at step 2: c 1/32 (layer.3 saturated)" in out and "warning: mind the gap" in out
+    assert "step 2 was computed again with c 1/32: layer.3 saturated" in out and "warn: mind the gap" in out
+    assert "The image is black." not in out
+
+
+def test_a_report_of_an_older_server_is_shown_without_a_verdict() -> None:
+    newer = ("outcome", "verdict", "remedy", "messages")
+    older = {key: value for key, value in REPORT.items() if key not in newer}
+    older["blocks"] = [{key: value for key, value in BLOCK.items() if key != "level"}]
+    out = client.format_report(older)
+    assert out.startswith("fix online") and re.search(r"layer\.3 +\? ", out) and "warn: mind the gap" in out
 
 
 def test_json_is_the_report_itself(server: str, workflow: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fold.report import counters as counters_module
 from fold.report.counters import BlockStats, Counters, site_names
-from fold.report.report import Report, block_json, headroom_bits, summary
 from fold.scaling.plan import StreamPlan
 
 INF, NAN = float("inf"), float("nan")
@@ -158,26 +157,6 @@ def test_counting_changes_nothing() -> None:
     watch = Counters(site_names(arch.text_blocks, arch.depth))
     counted: Tensor = velocity(case, plan, torch.float16, observer=watch)
     assert torch.equal(counted, velocity(case, plan, torch.float16))
-
-
-def test_report_numbers() -> None:
-    rows = (BlockStats("text.0", 4096.0, 0, 0, 0, 0), BlockStats("layer.0", INF, 3, 2, 1, 4))
-    assert headroom_bits(65504.0) == 0.0
-    assert headroom_bits(0.0) is None
-    assert headroom_bits(INF) is None
-    assert block_json(rows[1])["max_abs"] is None
-    assert summary(rows) == {
-        "peak": None,
-        "block": "layer.0",
-        "headroom_bits": None,
-        "saturated": 2,
-        "clamped": 1,
-        "non_finite": 4,
-    }
-    assert summary(())["block"] is None
-    report = Report("n", "online", "builtin", "fp16", "fp16", {}, rows, extra={"state": "done"}).to_json()
-    assert report["schema"] == "moss_fp16.report/1"
-    assert report["state"] == "done"
 
 
 @pytest.fixture
