@@ -13,7 +13,7 @@ from ..fold.checkpoint.header import clip, read_header
 from ..fold.checkpoint.reader import check_finite
 from ..fold.errors import MossError
 from ..fold.files import save_tensors
-from .inputs import CATEGORY
+from .inputs import CATEGORY, refusal
 
 FOLDER = "moss_conditioning"
 EXTENSION = ".safetensors"
@@ -89,13 +89,12 @@ class MossFP16LoadConditioning(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, file: str) -> bool | str:
-        """Checked against the disk, not the list the page had, so that a file made a moment ago counts."""
-        try:
-            conditioning_path(file)
-        except MossError as error:
-            return str(error)
-        return True
+    def validate_inputs(cls, file: Any = None) -> bool | str:
+        """Checked against the disk, not the list the page had, so that a file made a moment ago counts.
+
+        None comes over a link, later.
+        """
+        return refusal(lambda: None if file is None else conditioning_path(file))
 
     @classmethod
     def fingerprint_inputs(cls, file: str) -> Any:

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..fold.checkpoint.export import export_checkpoint
 from ..fold.checkpoint.keys import LAYOUTS
 from ..fold.scaling.factors import DEFAULT, Factors
-from .inputs import CATEGORY, FACTOR_HINT_UNIFORM, MossFactors, read_factors
+from .inputs import CATEGORY, FACTOR_HINT_UNIFORM, MossFactors, check_texts, read_factors
 from .loader import model_names, model_path
 from .ui import cancellable, cancelled, progress_bar
 
@@ -66,6 +66,11 @@ class MossFP16Export(io.ComfyNode):
             outputs=[io.String.Output(display_name="path", tooltip="The file that was written.")],
             hidden=[io.Hidden.unique_id],
         )
+
+    @classmethod
+    def validate_inputs(cls, c: Any = None, s_attn: Any = None, s_ffn: Any = None) -> bool | str:
+        """What was typed is checked when the workflow is queued."""
+        return check_texts(c, s_attn, s_ffn)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:

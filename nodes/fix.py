@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..fold.dtypes import DTYPES
 from .apply import apply_fix
-from .inputs import CATEGORY, compute_dtype_input, fix_inputs, read_options
+from .inputs import CATEGORY, check_texts, compute_dtype_input, fix_inputs, read_options
 from .model.stored_fold import source_of
 
 TITLE = "MOSS FP16 Fix"
@@ -25,7 +25,7 @@ class MossFP16Fix(io.ComfyNode):
             category=CATEGORY,
             description="Keeps the residual stream of any MOSS-Image MODEL within fp16's range. It replaces the "
             "settings of a MOSS loader or Fix node before it.",
-            search_aliases=["moss", "fp16", "overflow", "saturation", "black image"],
+            search_aliases=["moss", "fp16", "overflow", "saturation", "black image", "nan", "inf"],
             inputs=[
                 io.Model.Input("model", tooltip="A MOSS-Image MODEL of any loader."),
                 compute_dtype_input(
@@ -39,6 +39,13 @@ class MossFP16Fix(io.ComfyNode):
             hidden=[io.Hidden.unique_id],
             not_idempotent=True,  # two nodes with the same inputs must not share a result: the report is per node
         )
+
+    @classmethod
+    def validate_inputs(
+        cls, c: Any = None, s_attn: Any = None, s_ffn: Any = None, param_dtypes: Any = None
+    ) -> bool | str:
+        """What was typed is checked when the workflow is queued."""
+        return check_texts(c, s_attn, s_ffn, param_dtypes)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from comfy_api.latest import io
 
 from ..fold.dtypes import INPUT_CHOICES, DtypeRule, InputPolicy, parse_rules
+from ..fold.errors import MossError
 from ..fold.scaling.factors import Factors, parse_factors
 from ..fold.scaling.plan import FP16_MAX, StreamPlan, own_c, plan_for
 from ..fold.scaling.record import FoldRecord
@@ -32,16 +34,16 @@ def fix_inputs(engines: list[str]) -> list[Any]:
             "fix",
             options=["auto", "none", "online", "fp32_residual"],
             default="auto",
-            tooltip="How the residual stream is kept in fp16's range. auto: a recorded fold, else the online fold with "
-            "c = 1/16 in fp16, nothing in bf16 and fp32. online: the fold at sampling time, weights untouched. "
-            "fp32_residual: the stream in fp32. none: as stored.",
+            tooltip="How the residual stream is kept in fp16's range. auto: the fold recorded in the file, else the "
+            "online fold with c = 1/16 in fp16; bf16 and fp32 need no fix. online: the fold at sampling time, the "
+            "weights stay as they are. fp32_residual: the stream in fp32. none: the model as stored.",
         ),
         io.Combo.Input(
             "guard",
             options=["rescue", "report", "off"],
             default="rescue",
-            tooltip="After each model call: rescue computes a call that left fp16's range again on a safer rung and "
-            "stays there; report only says so; off does not look.",
+            tooltip="What happens when a step leaves fp16's range. rescue: it is computed again with safer settings, "
+            "which the rest of the run keeps. report: it is only reported. off: nothing is checked.",
         ),
         *advanced_fix_inputs(engines),
     ]
@@ -77,7 +79,8 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
             default="exact",
             advanced=True,
             optional=True,
-            tooltip="exact: the norms' eps goes with c^2, so the function is the same. stock: eps stays 1e-6.",
+            tooltip="exact: the norms' eps is scaled by c^2, so the model computes the same function. stock: eps stays "
+            "1e-6.",
         ),
         io.Boolean.Input(
             "clamp",
@@ -107,7 +110,7 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
             default="auto",
             advanced=True,
             optional=True,
-            tooltip="Which forward runs. auto chooses; the help page says when to choose otherwise.",
+            tooltip="The code that computes the model. auto picks it; the help page says when another one helps.",
         ),
         *(
             io.Combo.Input(
@@ -194,6 +197,31 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
         inputs=InputPolicy(*(inputs.get(f"{name}_dtype", "default") for name in ("latents", "cond", "timestep"))),
         rules=parse_rules(inputs.get("param_dtypes", "")),
     )
+
+
+def refusal(read: Callable[[], object]) -> bool | str:
+    """What `validate_inputs` answers: True, or the sentence of the MossError that `read` raises.
+
+    ComfyUI then refuses the workflow when it is queued and marks the node's inputs.
+    """
+    try:
+        read()
+    except MossError as error:
+        return str(error)
+    return True
+
+
+def check_texts(
+    c: str | None = None, s_attn: str | None = None, s_ffn: str | None = None, param_dtypes: str | None = None
+) -> bool | str:
+    """Whether what was typed into these inputs can be read; None for one whose value comes over a link, later."""
+    factors = {"c": c, "s_attn": s_attn, "s_ffn": s_ffn}
+
+    def read() -> None:
+        read_factors({name: value for name, value in factors.items() if value is not None})
+        parse_rules(param_dtypes or "")
+
+    return refusal(read)
 
 
 def read_factors(inputs: dict[str, Any]) -> Factors | None:

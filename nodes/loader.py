@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..fold.checkpoint.header import clip
 from ..fold.errors import MossError
 from .apply import apply_fix
-from .inputs import CATEGORY, compute_dtype_input, fix_inputs, read_options
+from .inputs import CATEGORY, check_texts, compute_dtype_input, fix_inputs, read_options
 from .loading.load import load_moss
 from .model.stored_fold import source_of
 
@@ -30,7 +30,7 @@ class MossFP16Loader(io.ComfyNode):
             category=CATEGORY,
             description="Loads a MOSS-Image checkpoint and keeps its residual stream within fp16's range, with the "
             "saturation counts shown on the node.",
-            search_aliases=["moss", "fp16", "load moss", "overflow", "black image"],
+            search_aliases=["moss", "fp16", "load moss", "overflow", "black image", "nan", "inf"],
             inputs=[
                 io.Combo.Input(
                     "model_name",
@@ -65,6 +65,13 @@ class MossFP16Loader(io.ComfyNode):
             return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
         except (MossError, OSError, KeyError):
             return None
+
+    @classmethod
+    def validate_inputs(
+        cls, c: Any = None, s_attn: Any = None, s_ffn: Any = None, param_dtypes: Any = None
+    ) -> bool | str:
+        """What was typed is checked when the workflow is queued."""
+        return check_texts(c, s_attn, s_ffn, param_dtypes)
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:

@@ -14,7 +14,7 @@ from ..fold.scaling.plan import plan_for
 from .apply import remove_fix
 from .engines.casting import casting
 from .engines.managed import attention_of
-from .inputs import CATEGORY, MossFactors
+from .inputs import CATEGORY, MossFactors, refusal
 from .model.moss import arch_of, moss_tree
 from .model.stored_fold import source_of
 from .ui import cancellable, cancelled, progress_bar
@@ -68,6 +68,12 @@ class MossFP16Probe(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Peaks, factors and advice as JSON."),
             ],
         )
+
+    @classmethod
+    def validate_inputs(cls, sizes: Any = None, sigmas: Any = None) -> bool | str:
+        """What was typed is checked when the workflow is queued; None comes over a link, later."""
+        given = ("1024x1024" if sizes is None else sizes, "1" if sigmas is None else sigmas)
+        return refusal(lambda: ProbeSettings(parse_sizes(given[0], "sizes"), parse_numbers(given[1], "sigmas")))
 
     @classmethod
     def execute(

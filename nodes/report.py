@@ -27,9 +27,9 @@ class MossFP16Report(io.ComfyNode):
             node_id="MossFP16Report",
             display_name=TITLE,
             category=CATEGORY,
-            description="Shows whether the run was in fp16's range, where it came closest, and what was done. "
-            "The report is also in /history for API runs.",
-            search_aliases=["moss", "saturation", "report", "headroom"],
+            description="Shows whether the image is affected by fp16's range, where the run came closest to it, what was "
+            "done, and what to do. The report is also in /history for API runs.",
+            search_aliases=["moss", "fp16", "saturation", "report", "headroom", "black image", "overflow", "nan", "inf"],
             is_output_node=True,
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL that was sampled (from a MOSS loader or Fix node)."),
