@@ -12,6 +12,7 @@ from torch import nn
 
 from ..fold.dtypes import NOTHING_APPLIED
 from ..fold.errors import MossError
+from ..fold.report.messages import message
 from ..fold.scaling.plan import StreamPlan
 from ..fold.scaling.record import FoldRecord
 from .engines.adapters import fold_adapters, unfold_adapters
@@ -34,11 +35,6 @@ OURS = (*PATCHES, Router, OwnDtype)
 
 #: Key of the callback that a clone on another module needs; adapters have one of their own under KEY.
 FOLLOW = f"{KEY}_follow"
-
-NO_FIX = (
-    "MOSS-Image runs in fp16 as stored, without a fix: the base weights overflow there. Healed finetunes want exactly "
-    "this; for any other file choose fix = auto or online."
-)
 
 
 def apply_fix(
@@ -73,12 +69,13 @@ def apply_fix(
             f"This MOSS-Image class ({type(tree).__name__}) is built otherwise than the managed path knows, so only "
             "fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp can run on it."
         )
-    notes = (NO_FIX,) if half and plan.mode == "none" else ()
-    for sentence in notes:
-        log.warning(sentence)
+    notes = (message("no_fix"),) if half and plan.mode == "none" else ()
+    for note in notes:
+        log.warning(note.text)
     applied = NOTHING_APPLIED if dtype is None else rules_on(tree, options.rules, dtype, own=path != "native")
     fix = FixState(
         node_id=node_id,
+        node=node,
         options=options,
         arch=arch,
         first_rung=Rung(plan, managed=path != "native"),

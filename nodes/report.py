@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from comfy_api.latest import io
@@ -27,9 +28,19 @@ class MossFP16Report(io.ComfyNode):
             node_id="MossFP16Report",
             display_name=TITLE,
             category=CATEGORY,
-            description="Shows whether the image is affected by fp16's range, where the run came closest to it, what was "
-            "done, and what to do. The report is also in /history for API runs.",
-            search_aliases=["moss", "fp16", "saturation", "report", "headroom", "black image", "overflow", "nan", "inf"],
+            description="Shows whether the image is affected by fp16's range, where the run came closest to it, what "
+            "was done, and what to do. The report is also in /history for API runs.",
+            search_aliases=[
+                "moss",
+                "fp16",
+                "saturation",
+                "report",
+                "headroom",
+                "black image",
+                "overflow",
+                "nan",
+                "inf",
+            ],
             is_output_node=True,
             inputs=[
                 io.Model.Input("model", tooltip="The MODEL that was sampled (from a MOSS loader or Fix node)."),
@@ -61,8 +72,9 @@ class MossFP16Report(io.ComfyNode):
                 "comes after the sampler that uses this MODEL."
             )
         prompt_id, workflow_id = publish.where_now()
-        report = {**fix.last_report, "cached": fix.last_prompt_id != prompt_id}  # the sampler's result was, too
+        # where another prompt sampled, the sampler's result came from the cache too
+        report = replace(fix.last_report, cached=fix.last_prompt_id != prompt_id)
         publish.publish(str(cls.hidden.unique_id), prompt_id, workflow_id, report)
-        chart = image_of(render_chart(report))
-        text = json.dumps(report, indent=1, allow_nan=False)
-        return io.NodeOutput(passthrough, text, chart, ui={"moss_fp16_report": [report]})
+        found = report.to_json()
+        text = json.dumps(found, indent=1, allow_nan=False)
+        return io.NodeOutput(passthrough, text, image_of(render_chart(found)), ui={"moss_fp16_report": [found]})

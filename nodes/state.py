@@ -8,8 +8,7 @@ patched callables for the length of that call; nothing is ever stored on the mod
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -17,10 +16,10 @@ from typing import Any, Literal
 import torch
 
 from ..fold.arch import MossArch
-from ..fold.dtypes import dtype_name
 from ..fold.model.observer import Observer
 from ..fold.report.counters import BlockStats, Counters, site_names
-from ..fold.report.report import Report, Rescue, factors_json
+from ..fold.report.messages import Message
+from ..fold.report.report import Outcome, Remedy, Report, Rescue, SelfCheck, State, make_report
 from ..fold.scaling.plan import StreamPlan
 from .engines.dtypes import OwnDtype
 from .inputs import FixOptions
@@ -28,7 +27,6 @@ from .model.moss import blocks as block_paths
 
 KEY = "moss_fp16"
 Path = Literal["native", "managed", "builtin"]
-Progress = Literal["idle", "running", "done", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -44,23 +42,19 @@ class Rung:
         """For the report: "online c=1/256 s_ffn=1/64"."""
         f = self.plan.factors
         shown = [
-            f"{name}={_ratio(values)}"
+            f"{name}={show_factor(values)}"
             for name, values in (("c", f.c), ("s_attn", f.s_attn), ("s_ffn", f.s_ffn))
             if any(value != 1.0 for value in values)
         ]
         return " ".join([self.plan.mode, *shown, *(["in fp32"] if self.full else [])])
 
 
-def _ratio(values: tuple[float, ...]) -> str:
+def show_factor(values: tuple[float, ...]) -> str:
+    """A factor as people write it: "1/16"; "per block" where the blocks have different ones."""
     if len(set(values)) > 1:
         return "per block"
     inverse = 1.0 / values[0]
     return f"1/{inverse:g}" if inverse >= 1 and inverse.is_integer() else f"{values[0]:g}"
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """JSON knows no infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass
@@ -89,7 +83,7 @@ class Run:
     """One sampling run in progress.
 
     rung: the one its next call starts on; it only ever climbs. compute_dtype: what the MODEL sampled computes in, which
-    a node after the fix may have changed.
+    a node after the fix may have changed. finite: of the sampled latent, once there is one. error: why it failed.
     """
 
     counters: Counters
@@ -101,9 +95,11 @@ class Run:
     step: int = 0
     model_calls: int = 0
     rescues: list[Rescue] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     notices: set[str] = field(default_factory=set)
-    self_check: dict[str, Any] | None = None
+    self_check: SelfCheck | None = None
+    finite: bool | None = None
+    error: Message | None = None
     checks: int = 0
     #: the MODEL's part of the combinations that the self-check goes by
     model_key: tuple[Any, ...] = ()
@@ -118,42 +114,39 @@ class Run:
         """Whether a rung stores the streams in fp16."""
         return self.compute_dtype == torch.float16 and not rung.full and not rung.plan.fp32_stream
 
-    def warn(self, sentence: str) -> None:
-        if sentence not in self.warnings:
-            self.warnings.append(sentence)
-
-    def checked(self, result: str, difference: float | None = None, detail: str | None = None) -> None:
+    def checked(self, found: SelfCheck) -> None:
         """What the self-check said of a combination; the report shows the worst of the run."""
         before = self.self_check
         order = ("remembered", "passed", "failed")
-        if before is not None and order.index(before["result"]) > order.index(result):
+        if before is not None and order.index(before.result) > order.index(found.result):
             return
-        if before is not None and before["result"] == result == "passed":
-            difference = max(before["difference"], difference or 0.0)
-        self.self_check = {"result": result, "difference": finite_or_none(difference), "detail": detail}
+        if before is not None and before.result == found.result == "passed":
+            found = max(before, found, key=lambda check: check.difference or 0.0)
+        self.self_check = found
 
 
 @dataclass(eq=False)
 class FixState:
     """Shared by every clone of one fixed MODEL. Of its fields only `run`, `call` and those of the last run ever change.
 
-    first_rung: what was asked for. compute_dtype: of the MODEL as it was fixed. manageable: whether our own forward
-    can run this class of MOSS-Image. own_dtypes: the linears that compute in a dtype of their own, by path.
-    param_dtypes: what was asked for single parameters, for the report.
+    node: the title of the node that made it. first_rung: what was asked for. compute_dtype: of the MODEL as it was
+    fixed. manageable: whether our own forward can run this class of MOSS-Image. own_dtypes: the linears that compute in
+    a dtype of their own, by path. param_dtypes: what was asked for single parameters, for the report.
     """
 
     node_id: str
+    node: str
     options: FixOptions
     arch: MossArch
     first_rung: Rung
     path: Path
     compute_dtype: torch.dtype | None
     manageable: bool = True
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     own_dtypes: dict[str, OwnDtype] = field(default_factory=dict)
     param_dtypes: dict[str, Any] = field(default_factory=dict)
     run: Run | None = None
-    last_report: dict[str, Any] | None = None
+    last_report: Report | None = None
     last_prompt_id: str | None = None
     call: CallState = field(init=False)
     #: wrappers put outside other packs' patches, kept for the next call so that compiled code finds the same ones
@@ -200,39 +193,46 @@ class FixState:
     ) -> Run:
         """Start a run on the rung that was asked for."""
         self.run = Run(self.new_counters(), self.first_rung, compute_dtype, prompt_id, workflow_id, total_steps)
-        self.run.warnings.extend(self.notes)
+        self.run.messages.extend(self.notes)
         return self.run
 
     def current_run(self) -> Run:
         """The run in progress; a model called outside a sampler gets one of its own."""
         return self.run or self.begin_run(self.compute_dtype)
 
-    def report(self, run: Run, progress: Progress, blocks: tuple[BlockStats, ...]) -> dict[str, Any]:
-        """The report of a run."""
+    def report(
+        self,
+        run: Run,
+        state: State,
+        rows: tuple[BlockStats, ...],
+        advise: Callable[[Outcome], Remedy | None] = lambda outcome: None,
+    ) -> Report:
+        """The report of a run. rows: what was counted per block. advise: the remedy for an outcome."""
         rung = run.rung
-        return Report(
+        return make_report(
             node_id=self.node_id,
-            mode=rung.plan.mode,
             engine=self.path if self.path != "native" or not rung.managed else "managed",
-            compute_dtype="fp32" if rung.full else dtype_name(run.compute_dtype),
-            stream_dtype="fp32" if rung.full or rung.plan.fp32_stream else dtype_name(run.compute_dtype),
-            factors=factors_json(rung.plan),
-            blocks=blocks if self.options.counters else (),
+            plan=rung.plan,
+            dtype=run.compute_dtype,
+            full=rung.full,
+            rows=rows,
+            counted=self.counting,
+            shown=self.options.counters,
+            finite=run.finite,
             threshold=run.counters.threshold,
             model_calls=run.model_calls,
             steps=run.step,
-            rescues=tuple(run.rescues),
-            warnings=tuple(run.warnings),
-            extra={
-                "state": progress,
-                "step": run.step,
-                "total_steps": run.total_steps,
-                "guard": self.options.guard,
-                "self_check": run.self_check,
-                "input_dtypes": self.options.inputs.to_json(),
-                "param_dtypes": dict(self.param_dtypes),
-            },
-        ).to_json()
+            total_steps=run.total_steps,
+            rescues=run.rescues,
+            messages=run.messages,
+            advise=advise,
+            error=run.error,
+            state=state,
+            guard=self.options.guard,
+            self_check=run.self_check,
+            input_dtypes=self.options.inputs.to_json(),
+            param_dtypes=self.param_dtypes,
+        )
 
 
 def fix_of(model: Any) -> FixState | None:

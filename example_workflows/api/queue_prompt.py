@@ -185,13 +185,21 @@ def refusal(status: int, text: str, path: str) -> str:
         body = json.loads(text)
         main = body["error"] if isinstance(body["error"], str) else body["error"]["message"]
         details = [
-            f"node {node} ({entry.get('class_type')}): {problem.get('message')}: {problem.get('details')}"
+            f"node {node} ({entry.get('class_type')}): {problem}"
             for node, entry in (body.get("node_errors") or {}).items()
-            for problem in entry.get("errors", [])
+            for problem in dict.fromkeys(map(problem_text, entry.get("errors", [])))
         ]
-        return "The server refused the workflow: " + "; ".join([str(main).rstrip("."), *details]) + "."
+        return "The server refused the workflow: " + "; ".join([str(main).rstrip("."), *details]).rstrip(".") + "."
     except (ValueError, KeyError, TypeError):
         return f"The server answered {status} to {path}: {' '.join(text.split())[:200]}"
+
+
+def problem_text(problem: Json) -> str:
+    """What is wrong with an input. A node's own check names the input itself, but comes once for each it looked at."""
+    details = str(problem.get("details"))
+    if problem.get("type") == "custom_validation_failed":
+        return details.partition(" - ")[2] or details
+    return f"{problem.get('message')}: {details}"
 
 
 def load_workflow(path: Path) -> Json:

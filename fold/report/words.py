@@ -108,9 +108,12 @@ def counts(report: Mapping[str, Any]) -> str:
     raw = report.get("blocks")
     blocks = [b for b in raw if isinstance(b, Mapping)] if isinstance(raw, Sequence) else []
     rescues = report.get("rescues")
+    wide = str(report.get("stream_dtype", "")) in WIDE_DTYPES
+    saturated = sum(_count(b, "saturated") for b in blocks)
     named_counts = {
         "NaN/inf": sum(_count(b, "non_finite") for b in blocks),
-        "saturated": sum(_count(b, "saturated") for b in blocks),
+        "saturated": 0 if wide else saturated,
+        "beyond fp16": saturated if wide else 0,
         "clamped": sum(_count(b, "clamped") for b in blocks),
         "rescued": len(rescues) if isinstance(rescues, Sequence) else 0,
     }

@@ -17,6 +17,7 @@ from ...fold.dtypes import (
     in_own_dtype,
     stored_dtype,
 )
+from ...fold.report.messages import Message, message, named
 from ..model.foreign import patched_object
 from ..model.moss import ROOT
 from .casting import FLAG
@@ -78,15 +79,12 @@ def patch_parameters(model: Any, tree: nn.Module, applied: AppliedDtypes) -> dic
     return patches
 
 
-def bypassed(patches: dict[str, OwnDtype]) -> str | None:
-    """After a run: the sentence about linears that the class never called, so that their dtype had no effect."""
+def bypassed(patches: dict[str, OwnDtype]) -> Message | None:
+    """After a run: what to say of linears that the class never called, so that their dtype had no effect."""
     idle = [path for path, patch in patches.items() if not patch.use.called]
     if not idle:
         return None
-    return (
-        f"The parameter dtypes of {', '.join(idle[:3])}{' and others' if len(idle) > 3 else ''} had no effect: this "
-        "MOSS-Image class runs them inside a fused kernel. Use engine = managed, which calls every module."
-    )
+    return message("param_dtypes_unused", parameters=named(idle))
 
 
 def store_parameters(tree: nn.Module, applied: AppliedDtypes) -> None:

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from ...fold.errors import MossError
-from ...fold.report.report import Rescue
+from ...fold.report.messages import Message, message
+from ...fold.report.report import Remedy, Rescue, SelfCheck
 from ..engines.adapters import refuse_unscaled
 from ..panel import publish
+from ..panel.publish import Kind
+from ..panel.remedy import remedy_for
 from ..state import FixState, Rung
 from . import self_check
 from .call import ModelCall
 from .inputs_check import (
-    LATENT_FAULT,
-    OTHERS_GO_ON,
     conditioning_fault,
     finite_items,
     nan_for_broken,
@@ -31,7 +32,6 @@ BYPASSED = (
     "Another node has put a forward of its own in the place of the diffusion model's, after the MOSS fp16 fix and past "
     "it. Connect the MOSS node after that node."
 )
-BROKEN_MODEL = "The output is not finite even in fp32: the model, an adapter or the conditioning is broken."
 
 
 class Guard:
@@ -97,12 +97,11 @@ class WatchedCall:
             if self.run.gave_up or not self.is_bad(out):
                 return out
         if (fault := conditioning_fault(self.call.conds)) is not None:
-            self.give_up(fault)
+            self.give_up("input_fault", fault)
             return out
         evidence = evidence_of(self.run.counters.read_call(), None)
         if self.fix.options.guard == "report":
-            sentence = f"Step {self.run.step + 1}: {evidence.reason()} in fp16 (guard = report, so it was kept)."
-            self.give_up(sentence, "warn")
+            self.give_up("out_of_range", message("out_of_range", step=self.run.step + 1, reason=evidence.reason()))
             return out
         return self.rescue(out, evidence)
 
@@ -116,22 +115,22 @@ class WatchedCall:
             bad = bad | self.run.counters.bad_flag().to(bad.device)
         return bool(bad)
 
-    def give_up(self, sentence: str, severity: str = "error") -> None:
+    def give_up(self, kind: Kind, said: Message) -> None:
         """Keep what is not finite, and say why, once: the counts tell the rest."""
         self.run.gave_up = True
-        self.say("non_finite", sentence, severity)
+        self.say(kind, said, remedy_for(self.fix, self.run, "broken"))
 
-    def say(self, kind: str, sentence: str, severity: str) -> None:
-        """In the report, and as a toast."""
-        self.run.warn(sentence)
-        publish.notice(self.fix, self.run, kind, severity, sentence)
+    def say(self, kind: Kind, said: Message, remedy: Remedy | None = None) -> None:
+        """In the report, and as a toast, which has the remedy in it."""
+        self.run.messages.append(said)
+        publish.notice(self.fix, self.run, kind, said, remedy)
 
     def without_broken_items(self, out: Tensor) -> Tensor:
         """The latent came in broken. Where only some items of the batch are, the others go on without them."""
         if self.fix.options.guard != "rescue" or not bool(finite_items(self.call.x).any()):
-            self.give_up(LATENT_FAULT)
+            self.give_up("input_fault", message("input_fault_latent"))
             return out
-        self.say("non_finite", LATENT_FAULT + OTHERS_GO_ON, "error")
+        self.say("input_fault", message("input_fault_latent_some"))
         self.run.skips_broken_items = True
         self.leave_out_broken_items()
         return self.compute()
@@ -150,7 +149,7 @@ class WatchedCall:
                 evidence = self.closer_look()
             rung = next_rung(run.rung, evidence, manageable=manageable)
             if rung is None:
-                self.give_up(BROKEN_MODEL)
+                self.give_up("model_broken", message("model_broken"))
                 return out
             run.rung = rung
             again = self.call.recompute_stripping_wrappers(rung, run.counters)
@@ -159,8 +158,8 @@ class WatchedCall:
                 break
             evidence = evidence_of(run.counters.read_call(), None)
         run.rescues.append(Rescue(run.step + 1, self.call.sigma, run.rung.label, first))
-        sentence = f"Step {run.step + 1} was computed again with {run.rung.label}: {first}."
-        publish.notice(self.fix, run, "rescue", "warn", sentence)
+        said = message("rescued", step=run.step + 1, rung=run.rung.label, reason=first)
+        publish.notice(self.fix, run, "rescue", said, remedy_for(self.fix, run, "rescued"))
         return out
 
     def closer_look(self) -> Evidence:
@@ -186,7 +185,7 @@ class WatchedCall:
             return None
         key = self.combination()
         if self_check.seen(key) or run.checks >= self_check.MOST:
-            run.checked("remembered")
+            run.checked(SelfCheck("remembered"))
             return None
         if self.is_bad(out):
             return None  # out of range: the two sides would differ for that reason alone
@@ -196,7 +195,7 @@ class WatchedCall:
             return None
         if difference <= self_check.BOUND:
             self_check.remember(key)
-            run.checked("passed", difference)
+            run.checked(SelfCheck("passed", difference))
             return True
         self.leave_off_fold(difference)
         return False
@@ -220,12 +219,9 @@ class WatchedCall:
         run = self.run
         who = self_check.suspects(self.call.conds, self.call.options, self.call.control)
         run.rung = without_fold(run.rung, manageable=self.call.manageable)
-        sentence = (
-            f"The fold was left off: the same call at c and c/2 differed by {difference:.1e}, so something else writes "
-            f"to the stream ({who}). The run went on with {run.rung.label}."
-        )
-        run.checked("failed", difference, who)
-        self.say("self_check", sentence, "warn")
+        said = message("self_check_failed", difference=f"{difference:.1e}", suspects=who, rung=run.rung.label)
+        run.checked(SelfCheck("failed", difference, ", ".join(one.text for one in who)))
+        self.say("self_check", said)
 
 
 def _eagerly() -> contextlib.AbstractContextManager[None]:

@@ -8,14 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LATENT_FAULT = (
-    "The latent held NaN or infinity before the model was called: a node before the sampler made it, not the fp16 fix."
-)
-OTHERS_GO_ON = " The other images of the batch go on without it."
-_COND_FAULT = (
-    "The conditioning {name} held NaN or infinity before the model was called: the node that made it is to blame, not "
-    "the fp16 fix."
-)
+from ...fold.report.messages import Message, message
 
 
 def finite_items(x: Tensor) -> Tensor:
@@ -23,13 +16,13 @@ def finite_items(x: Tensor) -> Tensor:
     return x.isfinite().flatten(1).all(dim=1).reshape(-1, *[1] * (x.dim() - 1))
 
 
-def conditioning_fault(conds: Mapping[str, Any]) -> str | None:
-    """A sentence naming a conditioning that is not finite; padding of a text is ignored."""
+def conditioning_fault(conds: Mapping[str, Any]) -> Message | None:
+    """A message naming a conditioning that is not finite; padding of a text is ignored."""
     for name, value in conds.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             mask = conds.get("attention_mask") if name == "c_crossattn" else None
             if not bool(_finite(value, mask).all()):
-                return _COND_FAULT.format(name="text" if name == "c_crossattn" else name)
+                return message("input_fault_cond", name="text" if name == "c_crossattn" else name)
     return None
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...fold.model.observer import Observer
 from ...fold.report.counters import BlockStats
+from ...fold.report.messages import Message, message, named
 from ...fold.scaling.factors import Factors
 from ...fold.scaling.plan import FP16_MAX, Mode, StreamPlan
 from ..state import Rung
@@ -29,12 +30,12 @@ class Evidence:
     def writers(self) -> bool:
         return self.attn or self.ffn
 
-    def reason(self) -> str:
-        """For the report: "layer.22 saturated; ffn_down out of range"."""
-        parts = [f"{', '.join(self.stream[:3])} out of range"] if self.stream else []
-        parts += ["the output of o out of range"] if self.attn else []
-        parts += ["the output of ffn_down out of range"] if self.ffn else []
-        return "; ".join(parts) or "the output was not finite"
+    def reason(self) -> Message:
+        """For the report: "layer.22 out of range, and the output of ffn_down"."""
+        side = "attn" if self.attn else "ffn" if self.ffn else ""
+        if not self.stream:
+            return message(f"reason_{side or 'output'}")
+        return message(f"reason_stream_{side}" if side else "reason_stream", blocks=named(self.stream))
 
 
 class WriterWatch(Observer):

@@ -8,9 +8,12 @@ from typing import Any
 import comfy.model_management
 from torch import Tensor
 
+from ...fold.errors import MossError
+from ...fold.report.messages import Message, message
+from ...fold.report.report import State
 from ..model.moss import compute_dtype_of
 from ..panel import publish
-from ..state import FixState, Progress, Run
+from ..state import FixState, Run
 
 log = logging.getLogger(__name__)
 
@@ -36,32 +39,38 @@ class SamplingRun:
             args = (*args[:_CALLBACK], following, *args[_CALLBACK + 1 :])
         else:
             kwargs["callback"] = following
-        running = fix.report(run, "running", run.counters.read())
-        publish.publish(fix.node_id, run.prompt_id, run.workflow_id, running)
-        _announce(fix, run)
-        progress: Progress = "failed"
+        publish.tell(fix, run, run.counters.read())
+        state: State = "failed"
         try:
             out: Tensor = executor(*args, **kwargs)
-            progress = "done"
-            if not bool(out.isfinite().all()):
-                sentence = "The sampled latent holds NaN or infinity; the image will be black or broken."
-                run.warn(sentence)
-                publish.notice(fix, run, "non_finite", "error", sentence)
+            run.finite = bool(out.isfinite().all())
+            state = "done"
             return out
         except comfy.model_management.InterruptProcessingException:
-            progress = "interrupted"
+            state = "interrupted"
+            raise
+        except Exception as error:
+            run.error = _why(error)
             raise
         finally:
-            _close(fix, run, progress)
+            _close(fix, run, state)
             fix.run = None
 
 
-def _close(fix: FixState, run: Run, progress: Progress) -> None:
+def _why(error: Exception) -> Message:
+    """An exception as one sentence of the report."""
+    if isinstance(error, comfy.model_management.OOM_EXCEPTION):
+        return message("error_memory")
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return message("error", error=first if isinstance(error, MossError) else f"{type(error).__name__}: {first[:300]}")
+
+
+def _close(fix: FixState, run: Run, state: State) -> None:
     """The last report; reading it from a device that just failed must not hide why it failed."""
     try:
-        publish.finish(fix, run, progress)
+        publish.finish(fix, run, state)
     except RuntimeError:
-        if progress == "done":
+        if state == "done":
             raise
         log.warning("The report of a run that failed could not be read from the device.", exc_info=True)
 
@@ -75,8 +84,3 @@ def _following(run: Run, panel: publish.LivePanel, callback: Any) -> Any:
         return None if callback is None else callback(index, x0, x, total)
 
     return step
-
-
-def _announce(fix: FixState, run: Run) -> None:
-    for sentence in fix.notes:
-        publish.notice(fix, run, "no_fix", "warn", sentence)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...fold.report.messages import Message, message
 from ..model.foreign import cell_contents
 
 #: Relative L2 of the two calls' velocities. Measured: 0 to 1e-3 from fp16 subnormals, 1e-2 and more from a writer
@@ -82,17 +83,25 @@ def forget_all() -> None:
     _passed.clear()
 
 
-def suspects(conds: dict[str, Any], options: dict[str, Any], control: Any) -> str:
+def suspects(conds: dict[str, Any], options: dict[str, Any], control: Any) -> tuple[Message, ...]:
     """What in the call could be the unknown writer, for the report."""
-    found = [f"conditioning {key}" for key, value in conds.items() if value is not None and key not in _PLAIN]
-    found += ["a control input"] if control is not None else []
-    found += [f"block patch {name} ({_name(p)})" for name, ps in options.get("patches", {}).items() for p in ps]
+    found = [
+        message("suspect_conditioning", name=key)
+        for key, value in conds.items()
+        if value is not None and key not in _PLAIN
+    ]
+    found += [message("suspect_control")] if control is not None else []
     found += [
-        f"replace patch {key} ({_name(p)})"
+        message("suspect_patch", name=f"{name} ({_name(p)})")
+        for name, ps in options.get("patches", {}).items()
+        for p in ps
+    ]
+    found += [
+        message("suspect_replace", name=f"{key} ({_name(p)})")
         for ps in options.get("patches_replace", {}).values()
         for key, p in ps.items()
     ]
-    return ", ".join(found[:4]) or "a module of this model class that is not among MOSS-Image's"
+    return tuple(found[:4]) or (message("suspect_module"),)
 
 
 _PLAIN = frozenset({"c_crossattn", "attention_mask", "transformer_options"})

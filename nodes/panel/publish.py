@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ...fold.report.counters import BlockStats, PeakCopy, peak_copy
+from ...fold.report.messages import CONSEQUENCES, Message, message
+from ...fold.report.report import Remedy, Report, State
 from ..engines.dtypes import bypassed
-from ..state import FixState, Progress, Run
+from ..state import FixState, Run
+from .prompts import report_nodes_of
+from .remedy import report_of
 from .store import STORE
 
 log = logging.getLogger(__name__)
@@ -20,21 +25,27 @@ log = logging.getLogger(__name__)
 REPORT_EVENT, NOTICE_EVENT = "moss_fp16.report", "moss_fp16.notice"
 SECONDS_BETWEEN = 0.4
 
+#: What a toast is about.
+Kind = Literal["black_image", "image_affected", "model_broken", "input_fault", "out_of_range", "self_check", "rescue"]
+
 
 def where_now() -> tuple[str | None, str | None]:
     """(prompt id, workflow id) of what the server is executing; None where it cannot be told."""
     context = get_executing_context()
     prompt_id = context.prompt_id if context else None
+    return prompt_id, workflow_id_of(_running(prompt_id)[1])
+
+
+def _running(prompt_id: str | None) -> tuple[Mapping[str, Any], Any]:
+    """(prompt, extra data) of a prompt that the server is executing; empty where it is not."""
     server = getattr(PromptServer, "instance", None)
-    if server is None or prompt_id is None:
-        return prompt_id, None
-    for item in list(server.prompt_queue.currently_running.values()):
+    for item in list(server.prompt_queue.currently_running.values()) if server and prompt_id else ():
         if item[1] == prompt_id:
-            return prompt_id, _workflow_id(item[3])
-    return prompt_id, None
+            return item[2], item[3]
+    return {}, None
 
 
-def _workflow_id(extra_data: Any) -> str | None:
+def workflow_id_of(extra_data: Any) -> str | None:
     """The id in what the page, or a script, sent along with the prompt."""
     found = extra_data
     for key in ("extra_pnginfo", "workflow", "id"):
@@ -42,28 +53,34 @@ def _workflow_id(extra_data: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def publish(node_id: str, prompt_id: str | None, workflow_id: str | None, report: dict[str, Any]) -> None:
+def publish(node_id: str, prompt_id: str | None, workflow_id: str | None, report: Report) -> None:
     """Keep a report as the node's last and send it to the pages."""
     entry = {
         "node_id": node_id,
         "prompt_id": prompt_id,
         "workflow_id": workflow_id,
-        "state": report["state"],
-        "report": report,
+        "state": report.state,
+        "report": report.to_json(),
     }
     STORE.put(entry)
     _send(REPORT_EVENT, entry)
 
 
-def notice(fix: FixState, run: Run, kind: str, severity: str, text: str) -> None:
-    """A toast, once per kind and run; it never blocks."""
+def notice(fix: FixState, run: Run, kind: Kind, said: Message, remedy: Remedy | None = None) -> None:
+    """A toast, once per kind and run, with the remedy in it; it never blocks. A black image's stays until closed."""
     if kind in run.notices:
         return
     run.notices.add(kind)
-    _send(
-        NOTICE_EVENT,
-        {"node_id": fix.node_id, "prompt_id": run.prompt_id, "kind": kind, "severity": severity, "text": text},
-    )
+    text = message("with_remedy", said=said, remedy=remedy.said) if remedy else said
+    event = {
+        "node_id": fix.node_id,
+        "prompt_id": run.prompt_id,
+        "kind": kind,
+        "sticky": kind == "black_image",
+        **text.to_json(),
+        "severity": said.severity,
+    }
+    _send(NOTICE_EVENT, event)
 
 
 def _send(event: str, data: dict[str, Any]) -> None:
@@ -107,15 +124,27 @@ class LivePanel:
             BlockStats(name, row[0] if row[0] == row[0] else float("inf"), *(int(n) for n in row[1:]))
             for name, row in zip(self.run.counters.names, rows, strict=True)
         )
-        report = self.fix.report(self.run, "running", blocks)
-        publish(self.fix.node_id, self.run.prompt_id, self.run.workflow_id, report)
+        tell(self.fix, self.run, blocks)
 
 
-def finish(fix: FixState, run: Run, progress: Progress) -> dict[str, Any]:
-    """Read the totals (the run's one wait for the device), close the run, tell the page."""
-    if progress == "done" and (sentence := bypassed(fix.own_dtypes)):
-        run.warn(sentence)
-    report = fix.report(run, progress, run.counters.read())
+def tell(fix: FixState, run: Run, rows: tuple[BlockStats, ...]) -> None:
+    """Tell the page how the run is going."""
+    publish(fix.node_id, run.prompt_id, run.workflow_id, report_of(fix, run, "running", rows))
+
+
+def finish(fix: FixState, run: Run, state: State) -> None:
+    """Read the totals (the run's one wait for the device), close the run, tell the page.
+
+    A run that stopped never reaches its Report nodes, so they are told here.
+    """
+    if state == "done" and (said := bypassed(fix.own_dtypes)):
+        run.messages.append(said)
+    report = report_of(fix, run, state, run.counters.read())
     fix.last_report, fix.last_prompt_id = report, run.prompt_id
-    publish(fix.node_id, run.prompt_id, run.workflow_id, report)
-    return report
+    stopped = state in ("failed", "interrupted")
+    reporters = report_nodes_of(_running(run.prompt_id)[0], fix.node_id) if stopped else []
+    for node_id in (fix.node_id, *reporters):
+        publish(node_id, run.prompt_id, run.workflow_id, report)
+    for said in report.messages:
+        if said.key in CONSEQUENCES:  # it has the remedy in it
+            notice(fix, run, "image_affected" if said.key == "image_affected" else "black_image", said)

@@ -8,7 +8,7 @@ import re
 from aiohttp import web
 from server import PromptServer
 
-from .store import STORE
+from .history import last_reports
 
 NODE_ID = re.compile(r"[0-9A-Za-z:._-]{1,128}")
 WORKFLOW_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -25,7 +25,7 @@ def register() -> None:
     async def reports(request: web.Request) -> web.Response:
         if (bad := _bad_workflow(request)) is not None:
             return bad
-        return _json(STORE.all(request.query.get("workflow_id")))
+        return _json(last_reports(request.query.get("workflow_id")))
 
     @server.routes.get("/moss_fp16/reports/{node_id}")
     async def report(request: web.Request) -> web.Response:
@@ -34,7 +34,7 @@ def register() -> None:
             return _json({"error": "That is no node id: letters, digits and : . _ - only."}, 400)
         if (bad := _bad_workflow(request)) is not None:
             return bad
-        entry = STORE.get(node_id, request.query.get("workflow_id"))
+        entry = last_reports(request.query.get("workflow_id")).get(node_id)
         if entry is None:
             return _json({"error": f"There is no report for node {node_id} yet."}, 404)
         return _json(entry)

@@ -231,7 +231,10 @@ def test_a_nan_latent_is_the_inputs_fault(make: Any, notices: list[dict[str, Any
     assert len(calls) == 3  # nothing was computed again
     assert found["rescues"] == [] and found["mode"] == "online"
     assert any("latent held NaN" in sentence for sentence in found["warnings"])
-    assert {n["kind"] for n in notices} == {"non_finite"} and len(notices) == 1
+    assert [n["kind"] for n in notices] == ["input_fault", "black_image"]
+    assert found["outcome"] == "broken" and found["verdict"]["values"]["cause"]["key"] == "cause_input"
+    assert [m["key"] for m in found["messages"]] == ["black_image", "input_fault_latent"]
+    assert found["remedy"]["key"] == "remedy_input" and found["remedy"]["action"] is None
     assert found["summary"]["peak"] is None and found["summary"]["non_finite"] > 0
 
 
@@ -251,9 +254,10 @@ def test_a_nan_latent_in_a_batch_leaves_the_others_their_rescue(
         assert rel(out[item], reference[item]) < FP16_ERROR
     found = report(model)
     assert len(found["rescues"]) == 1
-    assert any("latent held NaN" in sentence and "other images" in sentence for sentence in found["warnings"])
+    assert any("some images held NaN" in said and "other images" in said for said in found["warnings"])
     assert found["summary"]["peak"] is not None and found["summary"]["non_finite"] == 0
     assert sum("other images" in n["text"] for n in notices) == 1
+    assert found["messages"][0]["key"] == "some_images_broken"
 
 
 def test_a_nan_prompt_is_the_inputs_fault(make: Any) -> None:
@@ -281,7 +285,9 @@ def test_a_broken_model_is_climbed_once_and_named(make: Any) -> None:
     sample(model, conditioning("cool"), steps=4)
     first_climb = len(calls) - 3
     assert first_climb <= 24
-    assert any("even in fp32" in sentence for sentence in report(model)["warnings"])
+    found = report(model)
+    assert [m["key"] for m in found["messages"]] == ["black_image", "model_broken"]
+    assert found["remedy"]["key"] == "remedy_model" and found["verdict"]["values"]["cause"]["key"] == "cause_model"
 
 
 # ---- off and report ---------------------------------------------------------------------------------------------
@@ -294,6 +300,10 @@ def test_off_does_not_look(make: Any, notices: list[dict[str, Any]]) -> None:
     assert found["rescues"] == [] and found["model_calls"] == 2
     assert found["summary"]["saturated"] + found["summary"]["non_finite"] > 0
     assert bool(out.isfinite().all()) == (found["summary"]["non_finite"] == 0)
+    broken = not bool(out.isfinite().all())
+    assert found["outcome"] == ("broken" if broken else "saturated")
+    (notice,) = notices  # at the end, from the counts: nothing was looked at before
+    assert notice["kind"] == ("black_image" if broken else "image_affected") and notice["sticky"] == broken
 
 
 def test_report_says_so_once_and_keeps_the_result(make: Any, notices: list[dict[str, Any]]) -> None:
@@ -305,8 +315,73 @@ def test_report_says_so_once_and_keeps_the_result(make: Any, notices: list[dict[
     assert torch.equal(out, off) or (out.isnan() == off.isnan()).all()
     found = report(model)
     assert found["rescues"] == []
-    assert any("guard = report" in sentence for sentence in found["warnings"])
-    assert sum("guard = report" in n["text"] for n in notices) == 1
+    assert any("guard is set to report" in sentence for sentence in found["warnings"])
+    assert sum("guard is set to report" in n["text"] for n in notices) == 1
+
+
+def test_a_black_image_has_a_toast_of_its_own_that_stays_and_says_what_to_do(
+    make: Any, notices: list[dict[str, Any]]
+) -> None:
+    model = fixed(make("hot", "fp16"), fix="none", guard="report", node="MOSS FP16 Fix")
+    out = sample(model, conditioning("hot"), steps=2)
+    broken = not bool(out.isfinite().all())  # a class that clips gives a finite, wrong picture
+    first, last = notices
+    assert first["kind"] == "out_of_range" and first["severity"] == "warn" and not first["sticky"]
+    assert (last["kind"], last["severity"]) == (("black_image", "error") if broken else ("image_affected", "warn"))
+    assert last["sticky"] == broken
+    remedy = "Set fix = auto on MOSS FP16 Fix."
+    assert first["text"].endswith(remedy) and last["text"].endswith(remedy)
+    found = report(model)
+    assert found["remedy"]["text"] == remedy
+    assert found["remedy"]["action"] == {"node": "source", "input": "fix", "value": "auto"}
+    assert found["messages"][0]["text"] == last["text"] == found["warnings"][0]
+    assert [m["key"] for m in found["messages"]][1:] == ["out_of_range"]
+
+
+REMEDIES = {
+    "none": ({"fix": "none"}, "fix = auto", ("fix", "auto")),
+    "c too large": ({"fix": "online", "c": 1.0}, "c = 1/16", None),
+    "the fix is on, the guard only reports": (
+        {"fix": "online", "c": 1.0, "guard": "report"}, "guard = rescue", ("guard", "rescue"),
+    ),
+    "clamp": ({"fix": "online", "c": 1.0, "clamp": True}, "clamp off", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_the_remedy_is_what_would_have_kept_the_run_in_range(make: Any, case: str) -> None:
+    options, said, action = REMEDIES[case]
+    prompt = conditioning("hot")
+    model = fixed(make("hot", "fp16"), **options)
+    sample(model, prompt, steps=2)
+    found = report(model)
+    kept = "guard" in options or "clamp" in options
+    assert found["outcome"] in (("saturated", "broken") if kept else ("rescued",))
+    assert said in found["remedy"]["text"]
+    given = found["remedy"]["action"]
+    assert (given and (given["input"], given["value"])) == action
+
+
+def test_the_settings_that_a_rescue_names_need_no_rescue(make: Any) -> None:
+    prompt = conditioning("hot")
+    model = fixed(make("hot", "fp16"), fix="none")
+    sample(model, prompt, steps=2)
+    found = report(model)
+    assert found["outcome"] == "rescued" and found["messages"] == []
+    assert found["verdict"]["key"] == "verdict_rescued_once"
+    assert found["rescues"][0]["reason_key"].startswith("reason_stream")
+    setting = found["remedy"]["action"]
+    again = fixed(make("hot", "fp16"), **{setting["input"]: setting["value"]})
+    sample(again, prompt, steps=2)
+    assert report(again)["outcome"] == "ok" and report(again)["remedy"] is None
+
+
+def test_a_healthy_run_without_a_fix_is_no_fault(make: Any) -> None:
+    model = fixed(make("cool", "fp16"), fix="none")
+    sample(model, conditioning("cool"), steps=2)
+    found = report(model)
+    assert found["outcome"] == "ok" and found["warnings"] == []
+    assert [m["key"] for m in found["messages"]] == ["no_fix_needed"]
 
 
 def test_the_guard_sees_saturation_without_the_panels_counters(make: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
-from moss_fp16_pack.nodes.panel import publish, routes, store
+from moss_fp16_pack.nodes.panel import history, prompts, publish, routes, store
 from server import PromptServer
 
 
@@ -19,7 +19,7 @@ from server import PromptServer
 def kept(monkeypatch: pytest.MonkeyPatch) -> store.ReportStore:
     """A store of its own for the routes."""
     own = store.ReportStore(limit=5)
-    monkeypatch.setattr(routes, "STORE", own)
+    monkeypatch.setattr(history, "STORE", own)
     monkeypatch.setattr(publish, "STORE", own)
     return own
 
@@ -132,3 +132,77 @@ def test_without_a_server_nothing_is_registered(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr(PromptServer, "instance", raising=False)
     routes.register()
     publish._send("moss_fp16.report", {})
+
+
+# ---- jobs that came from the cache ---------------------------------------------------------------------------------
+
+PROMPT = {
+    "1": {"class_type": "MossFP16Loader", "inputs": {"c": ""}},
+    "2": {"class_type": "LoraLoaderModelOnly", "inputs": {"model": ["1", 0], "strength_model": 1.0}},
+    "3": {"class_type": "MossFP16Fix", "inputs": {"model": ["2", 0]}},
+    "4": {"class_type": "EmptyLatentImage", "inputs": {}},
+    "12:5": {"class_type": "KSampler", "inputs": {"model": ["3", 0], "latent_image": ["4", 0]}},
+    "6": {"class_type": "MossFP16Report", "inputs": {"model": ["3", 0], "passthrough": ["12:5", 0]}},
+    "7": {"class_type": "MossFP16Report", "inputs": {"model": ["2", 0], "passthrough": ["12:5", 0]}},
+    "8": {"class_type": "MossFP16Report", "inputs": {"model": ["9", 0]}},
+    "9": {"class_type": "UNETLoader", "inputs": {}},
+    "10": {"class_type": "NodeOfAnotherPack", "inputs": {"anything": ["3", 0]}},
+    "11": {"class_type": "MossFP16Report", "inputs": {"model": ["10", 1]}},
+}
+
+
+def test_a_report_belongs_to_the_nearest_node_that_made_its_model() -> None:
+    found = {name: prompts.source_of_report(PROMPT, name) for name in ("6", "7", "8", "11")}
+    assert found == {"6": "3", "7": "1", "8": None, "11": "3"}
+    assert prompts.report_nodes_of(PROMPT, "3") == ["6", "11"]
+    assert prompts.report_nodes_of(PROMPT, "1") == ["7"]
+    assert prompts.report_nodes_of({}, "1") == []
+
+
+@pytest.mark.parametrize("inputs", [None, [], {"model": ["6", 0]}, {"model": ["no", 0]}, {"model": [1, "0"]}])
+def test_a_prompt_of_any_shape_is_read(inputs: Any) -> None:
+    prompt = {"6": {"class_type": "MossFP16Report", "inputs": inputs}, "7": "text", "8": {}}
+    assert prompts.source_of_report(prompt, "6") is None
+    assert prompts.report_nodes_of(prompt, "1") == []
+
+
+def job(number: int, workflow: str, cached: list[str], **report: Any) -> tuple[str, dict[str, Any]]:
+    """One record of ComfyUI's history."""
+    extra = {"extra_pnginfo": {"workflow": {"id": workflow}}}
+    messages = [("execution_cached", {"nodes": cached, "prompt_id": f"p{number}"})]
+    output = {"6": {"moss_fp16_report": [report]}, "20": {"images": []}}
+    status = {"status_str": "success", "completed": True, "messages": messages}
+    return f"p{number}", {"prompt": (number, f"p{number}", PROMPT, extra, ["6"]), "outputs": output, "status": status}
+
+
+@pytest.fixture
+def jobs(kept: store.ReportStore, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """ComfyUI's history."""
+    found: dict[str, Any] = {}
+    queue = SimpleNamespace(get_history=lambda max_items: found)
+    monkeypatch.setattr(PromptServer, "instance", SimpleNamespace(prompt_queue=queue), raising=False)
+    return found
+
+
+def test_a_cached_job_has_its_report_under_its_own_workflow(jobs: dict[str, Any], kept: store.ReportStore) -> None:
+    kept.put(entry("6", "w-1", peak=1) | {"prompt_id": "p1"})
+    kept.put(entry("3", "w-1", peak=1) | {"prompt_id": "p1"})
+    jobs.update([job(1, "w-1", [], peak=1), job(2, "w-2", ["3", "6"], peak=1)])
+    found = history.last_reports("w-2")
+    assert set(found) == {"6", "3"}
+    for name, one in found.items():
+        assert one["report"] == {"peak": 1, "cached": True} and one["state"] == "done" and one["node_id"] == name
+        assert one["prompt_id"] == "p2" and one["workflow_id"] == "w-2"
+    assert history.last_reports("w-1")["6"]["report"] == {"peak": 1}
+    assert history.last_reports()["6"]["prompt_id"] == "p2"
+
+
+def test_the_newer_of_a_cached_job_and_a_run_is_shown(jobs: dict[str, Any], kept: store.ReportStore) -> None:
+    jobs.update([job(1, "w-1", ["6"], peak=1), job(2, "w-1", [], peak=2), job(3, "w-1", ["6"], peak=1)])
+    kept.put(entry("6", "w-1", peak=2) | {"prompt_id": "p2"})
+    assert history.last_reports("w-1")["6"]["report"] == {"peak": 1, "cached": True}
+    jobs.pop("p3")
+    assert history.last_reports("w-1")["6"]["report"] == {"peak": 2}
+    kept.put(entry("6", "w-1", peak=4) | {"prompt_id": "p4", "state": "running"})
+    jobs.update([job(3, "w-1", ["6"], peak=1)])
+    assert history.last_reports("w-1")["6"]["report"] == {"peak": 4}

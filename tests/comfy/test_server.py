@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from comfy_server import ComfyServer
+from comfy_server import ComfyServer, load_client
 from moss_fp16_pack.fold.cli import main
 from repo import DATA
 from safetensors.torch import load_file
@@ -169,6 +172,84 @@ def test_an_interrupt_leaves_nothing_behind(server: ComfyServer) -> None:
     assert torch.equal(latent_of(server, after), before)
 
 
-def test_a_bad_value_is_one_sentence(server: ComfyServer) -> None:
-    with pytest.raises(RuntimeError, match=r"MossFP16|c = 0|greater than 0|positive"):
-        server.run(job(server, "hot", fix={"fix": "online", "c": "0"}))
+def kept_reports(server: ComfyServer, workflow_id: str) -> dict[str, Any]:
+    return dict(server.client.call("GET", f"/moss_fp16/reports?workflow_id={workflow_id}"))
+
+
+def test_an_interrupted_run_keeps_its_numbers_at_source_and_report(server: ComfyServer) -> None:
+    prompt = job(server, "warm", loader={"compute_dtype": "fp32"}, fix={"fix": "online"}, steps=2000, size=256)
+    with server.events() as events:
+        prompt_id = server.queue(prompt, "interrupted-1")
+        events.wait_for("progress", prompt_id=prompt_id)
+        server.interrupt()
+        server.wait(prompt_id)
+        told = [event["node_id"] for event in events.of("moss_fp16.report") if event["state"] == "interrupted"]
+    assert told == ["2", "6"]
+    found = kept_reports(server, "interrupted-1")
+    assert found["6"]["state"] == found["2"]["state"] == "interrupted"
+    assert found["6"]["report"] == found["2"]["report"]
+    report = found["6"]["report"]
+    assert 0 < report["step"] < report["total_steps"] == 2000 and report["summary"]["peak"] > 0
+    assert report["verdict"]["text"] == f"Interrupted at step {report['step']} of 2000"
+    assert not [m for m in report["messages"] if m["key"] == "black_image"]
+
+
+def test_a_run_from_the_cache_has_its_report_under_the_workflow_that_asked(server: ComfyServer) -> None:
+    prompt = job(server, "hot", loader={"fix": "online"})
+    server.wait(server.queue(prompt, "first-1"))
+    server.wait(server.queue(prompt, "second-2"))
+    first, second = kept_reports(server, "first-1"), kept_reports(server, "second-2")
+    assert set(first) == set(second) == {"1", "6"}
+    assert not first["6"]["report"]["cached"]
+    for name in ("1", "6"):
+        assert second[name]["report"] == first[name]["report"] | {"cached": True}
+        assert second[name]["workflow_id"] == "second-2"
+
+
+def refusal_of(server: ComfyServer, prompt: Prompt) -> str:
+    """The server's answer to a prompt that it refuses."""
+    data = json.dumps({"prompt": prompt}).encode()
+    request = urllib.request.Request(f"{server.url}/prompt", data, {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=30)
+    assert refused.value.code == 400
+    return str(refused.value.read(), "utf-8")
+
+
+BAD_VALUES = {
+    ("loader", "c"): ("abc", "c must be numbers like 0.0625 or 1/16, but it has 'abc'"),
+    ("fix", "c"): ("0", "c must be a finite number above 0, but it is 0"),
+    ("fix", "s_attn"): ("1,2", "per-block lists must have the same number of values"),
+    ("loader", "s_ffn"): ("-1", "s_ffn must be a finite number above 0"),
+    ("fix", "param_dtypes"): ("norm fp32", "A parameter dtype is a line like"),
+}
+
+
+@pytest.mark.parametrize("where", BAD_VALUES, ids="-".join)
+def test_a_bad_value_is_refused_when_queued_and_its_input_named(server: ComfyServer, where: tuple[str, str]) -> None:
+    node_kind, name = where
+    value, said = BAD_VALUES[where]
+    given = {"fix": "online", name: value} | ({"s_ffn": "1,2,3"} if name == "s_attn" else {})
+    prompt = job(server, "hot", **{node_kind: given})  # type: ignore[arg-type]
+    text = refusal_of(server, prompt)
+    assert json.loads(text)["node_errors"].keys() == {"1" if node_kind == "loader" else "2"}
+    (errors,) = (found["errors"] for found in json.loads(text)["node_errors"].values())
+    assert name in [error["extra_info"]["input_name"] for error in errors]
+    assert all(said in error["details"] for error in errors)
+    told = load_client().refusal(400, text, "/prompt")
+    assert told.startswith("The server refused the workflow: ") and told.count(said) == 1
+
+
+def test_a_value_that_comes_over_a_link_is_not_refused_when_queued(server: ComfyServer) -> None:
+    prompt = job(server, "hot", loader={"fix": "online"})
+    prompt["8"] = node("PrimitiveString", value="1/32")
+    prompt["1"]["inputs"]["c"] = ["8", 0]
+    assert report_of(server.run(prompt))["factors"]["c"] == 1 / 32
+
+
+def test_a_bad_value_over_a_link_is_one_sentence(server: ComfyServer) -> None:
+    prompt = job(server, "hot", loader={"fix": "online"})
+    prompt["8"] = node("PrimitiveString", value="abc")
+    prompt["1"]["inputs"]["c"] = ["8", 0]
+    with pytest.raises(RuntimeError, match=r"MossFP16Loader\) failed: c must be numbers like 0.0625 or 1/16"):
+        server.run(prompt)

@@ -52,7 +52,7 @@ def stock(name: str, dtype: str = "fp32") -> Any:
     return model
 
 
-def fixed(model: Any, *, node_id: str = "1", dtype: str | None = None, **options: Any) -> Any:
+def fixed(model: Any, *, node_id: str = "1", node: str = "test", dtype: str | None = None, **options: Any) -> Any:
     """The fix node's work."""
     for key in ("c", "s_attn", "s_ffn"):
         if key in options:
@@ -64,7 +64,7 @@ def fixed(model: Any, *, node_id: str = "1", dtype: str | None = None, **options
     return apply_fix(
         model,
         FixOptions(**options),
-        node="test",
+        node=node,
         node_id=node_id,
         compute_dtype=DTYPES[dtype] if dtype else None,
         record=source.record,
@@ -105,7 +105,7 @@ def report(model: Any) -> dict[str, Any]:
     """The last run's report."""
     fix = fix_of(model)
     assert fix is not None and fix.last_report is not None
-    return fix.last_report
+    return fix.last_report.to_json()
 
 
 def rel(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -157,9 +157,13 @@ class ComfyServer:
         """The last lines of the log, for failure messages."""
         return "\n".join(self.log().splitlines()[-lines:])
 
-    def queue(self, prompt: dict[str, Any]) -> str:
-        """POST /prompt; the prompt's id."""
-        return str(self.client.queue(prompt))
+    def queue(self, prompt: dict[str, Any], workflow_id: str | None = None) -> str:
+        """POST /prompt, as a page with that workflow on it where one is named; the prompt's id."""
+        if workflow_id is None:
+            return str(self.client.queue(prompt))
+        extra = {"extra_pnginfo": {"workflow": {"id": workflow_id}}}
+        body = {"prompt": prompt, "client_id": self.client.client_id, "extra_data": extra}
+        return str(self.client.call("POST", "/prompt", body)["prompt_id"])
 
     def wait(self, prompt_id: str, seconds: float = 120.0) -> dict[str, Any]:
         """The finished prompt's entry of /history, failed or not."""

@@ -1,6 +1,6 @@
-"""Writes locales/en/nodeDefs.json from a running ComfyUI, so that the page shows what the schemas say.
+"""Writes the English locale files from what the code says: node texts from a running ComfyUI, messages from fold/.
 
-python tests/tools/english_locale.py http://127.0.0.1:8188
+PYTHONPATH=. python tests/tools/english_locale.py http://127.0.0.1:8188
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 from repo import ROOT
 
-TARGET = ROOT / "locales" / "en" / "nodeDefs.json"
+from fold.report.messages import TEXTS
+
+ENGLISH = ROOT / "locales" / "en"
 
 
 def node_defs(info: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +39,15 @@ def node_def(node: dict[str, Any]) -> dict[str, Any]:
 def main(url: str) -> None:
     with urllib.request.urlopen(f"{url.rstrip('/')}/object_info", timeout=60) as answer:
         info = json.load(answer)
-    TARGET.write_text(json.dumps(node_defs(info), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    write("nodeDefs.json", node_defs(info))
+    panel = json.loads((ENGLISH / "main.json").read_text("utf-8"))
+    panel["mossFP16"]["message"] = {key: text for key, (_, text) in TEXTS.items()}
+    write("main.json", panel)
+
+
+def write(name: str, table: dict[str, Any]) -> None:
+    """One of the locale's files."""
+    (ENGLISH / name).write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import torch
 from repo import DATA
 
 from fold.report.counters import BlockStats
-from fold.report.messages import message
+from fold.report.messages import TEXTS, Message, message, named
 from fold.report.report import Remedy, Report, Rescue, SelfCheck, Setting, make_report
 from fold.scaling.factors import Factors
 from fold.scaling.plan import StreamPlan
 
 FOLDER = DATA / "reports"
+#: One message of every key, with what really fills it.
+SAMPLES = DATA / "messages.json"
 LOADER = message("node_loader")
 FIX = Remedy(message("remedy_fix", value="auto", node=LOADER), Setting("fix", "auto"))
 RESCUE = Rescue(2, 0.9, "online c=1/256", message("reason_stream", blocks=("layer.0", "layer.1")))
@@ -92,6 +95,52 @@ def reports() -> dict[str, Report]:
     }  # fmt: skip
 
 
+def samples() -> list[Message]:
+    """A message of every key."""
+    reason = message("reason_stream", blocks=named([f"layer.{i}" for i in range(5)]))
+    cause, remedy = (
+        message("cause_range"),
+        message("remedy_save_steps", settings=("c = 1/256", "s_ffn = 1/64"), node=LOADER),
+    )
+    filled: dict[str, dict[str, Any]] = {
+        "black_image": {"cause": cause, "remedy": FIX.said},
+        "some_images_broken": {"cause": message("cause_input"), "remedy": message("remedy_input")},
+        "image_affected": {"cause": message("cause_limit", blocks=("layer.0",)), "remedy": FIX.said},
+        "input_fault_cond": {"name": "text"},
+        "out_of_range": {"step": 1, "reason": reason},
+        "self_check_failed": {
+            "difference": "5.0e-01",
+            "suspects": (message("suspect_control"), message("suspect_patch", name="double_block (pack.Patch)")),
+            "rung": "fp32_residual",
+        },
+        "rescued": {"step": 1, "rung": "online c=1/256", "reason": reason},
+        "param_dtypes_unused": {"parameters": named([f"layers.{i}.proj.o" for i in range(9)])},
+        "with_remedy": {"said": message("rescued", step=1, rung="online c=1/16", reason=reason), "remedy": remedy},
+        "cause_limit": {"blocks": ("layer.0", "layer.1")},
+        "cause_clamp": {"blocks": ("layer.0", "layer.1")},
+        "remedy_fix": {"value": "auto", "node": message("node_fix")},
+        "remedy_guard": {"node": LOADER},
+        "remedy_clamp": {"node": LOADER},
+        "remedy_save_steps": {"settings": ("c = 1/256", "s_ffn = 1/64"), "node": LOADER},
+        "remedy_mode": {"value": "auto"},
+        "remedy_smaller_c": {"value": "1/256"},
+        "reason_stream": {"blocks": ("layer.0",)},
+        "reason_stream_attn": {"blocks": ("layer.0", "layer.1")},
+        "reason_stream_ffn": {"blocks": named([f"layer.{i}" for i in range(4)])},
+        "suspect_conditioning": {"name": "control_map"},
+        "suspect_patch": {"name": "double_block (pack.Patch)"},
+        "suspect_replace": {"name": "('double_block', 3) (pack.Patch)"},
+        "and_more": {"names": ("layer.0", "layer.1", "layer.2"), "n": 3},
+        "error": {"error": "RuntimeError: boom"},
+        "verdict_rescued_once": {"step": 1, "rung": "online c=1/16"},
+        "verdict_rescued": {"n": 3, "rung": "online c=1/256"},
+        "verdict_broken": {"cause": cause},
+        "verdict_failed": {"error": message("error", error="RuntimeError: boom")},
+        "verdict_interrupted": {"step": 3, "total": 8},
+    }
+    return [Message(key, filled.get(key, {})) for key in TEXTS]
+
+
 def write() -> None:
     """All of them, and one whose levels do not follow from its numbers: readers take the level as it is given."""
     FOLDER.mkdir(exist_ok=True)
@@ -101,6 +150,7 @@ def write() -> None:
     made["told"] = told | {
         "blocks": [block | {"level": level} for block, level in zip(told["blocks"], levels, strict=True)]
     }
+    SAMPLES.write_text(json.dumps([sample.to_json() for sample in samples()], indent=1) + "\n", "utf-8")
     for name, found in made.items():
         (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 

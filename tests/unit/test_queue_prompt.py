@@ -125,6 +125,20 @@ def test_a_refused_workflow_exits_2(server: str, tmp_path: Path, capsys: pytest.
     assert "node bad (MossFP16Loader): Value not in list: fix: 'nope'" in err and err.count("\n") == 1
 
 
+def test_a_nodes_own_check_is_told_once() -> None:
+    problems = [
+        {
+            "type": "custom_validation_failed",
+            "message": "Custom validation failed for node",
+            "details": f"{name} - c is 0.",
+        }
+        for name in ("c", "s_attn")
+    ]
+    body = {"error": {"message": "Prompt outputs failed validation"}, "node_errors": {"1": {"errors": problems}}}
+    told = client.refusal(400, json.dumps(body), "/prompt")
+    assert told == "The server refused the workflow: Prompt outputs failed validation; node 1 (None): c is 0."
+
+
 def test_no_server_exits_2(workflow: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert client.main([str(workflow), "--server", f"127.0.0.1:{free_port()}"]) == 2
     assert "No ComfyUI answers" in capsys.readouterr().err

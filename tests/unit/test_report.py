@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from comfy_server import load_client
-from reports import FIX, FOLDER, LOADER, RESCUE, report, reports, rows
+from repo import ROOT
+from reports import FIX, FOLDER, LOADER, RESCUE, SAMPLES, report, reports, rows, samples
 
 from fold.report.counters import BlockStats
-from fold.report.messages import TEXTS, Message, by_importance, message, named
+from fold.report.messages import PLACEHOLDER, TEXTS, Message, by_importance, message, named
 from fold.report.report import headroom_bits, level_of
 from fold.report.words import bars_of, counts, fact, notes, setup, title
 
@@ -244,7 +245,37 @@ def test_what_ran_the_counts_and_the_notes() -> None:
     assert counts(stored("in_range")) == "no value saturated, none NaN/inf"
     assert counts(stored("rescued")) == "no value saturated, none NaN/inf, rescued 1"
     assert counts(stored("overflow")) == "NaN/inf 28"
+    assert counts(stored("bf16")) == "no value saturated, none NaN/inf, beyond fp16 5"
     assert notes(stored("rescued")) == [
         "Set fix = auto on Load MOSS-Image (FP16).",
         "Step 2 was computed again with online c=1/256 (layer.0, layer.1 out of range)",
     ]
+
+
+# ---- in every language ---------------------------------------------------------------------------------------------
+
+
+def locale(name: str) -> dict[str, str]:
+    table = json.loads((ROOT / "locales" / name / "main.json").read_text("utf-8"))
+    return dict(table["mossFP16"]["message"])
+
+
+def test_the_english_locale_says_what_the_messages_say() -> None:
+    assert locale("en") == {key: text for key, (_, text) in TEXTS.items()}, "run tests/tools/english_locale.py"
+
+
+def test_every_message_is_there_in_chinese_with_the_same_values() -> None:
+    chinese = locale("zh")
+    assert list(chinese) == list(TEXTS)
+    for key, (_, text) in TEXTS.items():
+        assert sorted(PLACEHOLDER.findall(chinese[key])) == sorted(PLACEHOLDER.findall(text)), key
+        own = PLACEHOLDER.sub("", chinese[key])
+        assert re.search(r"[\u4e00-\u9fff]", own) or not PLACEHOLDER.sub("", text).strip(), f"{key} is not translated"
+        assert not re.search(r"[,;:!?()]|\.$|\. ", own.replace("MOSS-Image", "")), f"{key} has ASCII punctuation"
+
+
+def test_the_samples_of_messages_are_what_is_made_today() -> None:
+    """The page's test says each of them in both languages."""
+    stored_samples = json.loads(SAMPLES.read_text("utf-8"))
+    assert stored_samples == [sample.to_json() for sample in samples()], "run tests/tools/reports.py"
+    assert {sample["key"] for sample in stored_samples} == set(TEXTS)
