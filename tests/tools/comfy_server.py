@@ -93,13 +93,14 @@ def why_it_does_not_start(python: Path, comfy: Path) -> str | None:
 
 
 class ComfyServer:
-    """One running ComfyUI. Use as a context manager; `client` talks to it, `base` is its directory."""
+    """One running ComfyUI with a pack (this one); a context manager. `client` talks to it, `base` is its directory."""
 
     def __init__(
         self,
         comfy: Path,
         base: Path,
         *,
+        pack: Path = ROOT,
         packs: Mapping[str, Path] | None = None,
         models: Iterable[Path] | None = None,
         arguments: Iterable[str] = (),
@@ -110,7 +111,7 @@ class ComfyServer:
         self.arguments = [*comfy_arguments(base), "--port", str(self.port), *arguments]
         self.client: Any = load_client().ComfyClient(f"127.0.0.1:{self.port}")
         self.process: subprocess.Popen[bytes] | None = None
-        prepare_base(base, {PACK_NAME: ROOT, **(packs or {})}, golden_models() if models is None else models)
+        prepare_base(base, {PACK_NAME: pack, **(packs or {})}, golden_models() if models is None else models)
 
     def start(self, seconds: float = START_SECONDS) -> ComfyServer:
         """Start the process and wait until it answers. Raises ComfyUIError when it does not."""
