@@ -21,7 +21,6 @@ import torch
 from fold.arch import MossArch
 from fold.checkpoint.export import export_checkpoint
 from fold.checkpoint.header import header_bytes
-from fold.checkpoint.keys import ROPE_BANDS
 from fold.cli import main as fold_command
 from fold.scaling.factors import DEFAULT
 
@@ -36,7 +35,7 @@ _TARGET_MEMORY_MB = 100.0
 
 def entries(arch: MossArch) -> list[tuple[str, str, tuple[int, ...], int]]:
     """The header of a bf16 checkpoint: name, dtype, shape, bytes."""
-    kinds = {name: "F32" if name == ROPE_BANDS else "BF16" for name in arch.expected_shapes(fused=False)}
+    kinds = {name: "F32" if name == arch.names.rope_bands else "BF16" for name in arch.expected_shapes(fused=False)}
     return [
         (name, kinds[name], shape, math.prod(shape) * (4 if kinds[name] == "F32" else 2))
         for name, shape in arch.expected_shapes(fused=False).items()

@@ -16,9 +16,9 @@ import torch
 
 from .arch import MossArch
 from .checkpoint.header import header_bytes
-from .checkpoint.keys import ROPE_BANDS
 from .errors import MossError
 from .files import new_file, tensor_bytes
+from .names import GATE_ATTN, GATE_FFN, MODULATION, NORMS, Role
 
 PEAK = 2.0**17
 _MASSIVE = 3
@@ -60,11 +60,11 @@ def write_demo(
     """
     if not 1.0 <= peak <= 2.0**24:
         raise MossError(f"peak must lie between 1 and 2^24, but it is {peak:g}.")
-    shapes = arch.expected_shapes(fused=False)
-    dtypes = {name: torch.float32 if name == ROPE_BANDS else torch.bfloat16 for name in shapes}
+    shapes, bands = arch.expected_shapes(fused=False), arch.names.rope_bands
+    dtypes = {name: torch.float32 if name == bands else torch.bfloat16 for name in shapes}
     names = sorted(shapes, key=lambda name: (-dtypes[name].itemsize, name))
     entries = [
-        (name, "F32" if name == ROPE_BANDS else "BF16", shapes[name], math.prod(shapes[name]) * dtypes[name].itemsize)
+        (name, "F32" if name == bands else "BF16", shapes[name], math.prod(shapes[name]) * dtypes[name].itemsize)
         for name in names
     ]
     head = header_bytes(entries, {"title": f"synthetic MOSS-Image, seed {seed}, peak {peak:g}"})
@@ -92,32 +92,34 @@ def demo_inputs(
 
 def demo_tensor(name: str, shape: tuple[int, ...], arch: MossArch, seed: int, peak: float) -> torch.Tensor:
     """Tensor ``name`` of the demo model in fp32; each is drawn from its own generator."""
-    if name == ROPE_BANDS:
+    if name == arch.names.rope_bands:
         steps = torch.arange(shape[0], dtype=torch.float32) / shape[0]
         return arch.rope_base**-steps
     generator = torch.Generator().manual_seed(_tensor_seed(name, seed))
     values = torch.randn(shape, generator=generator, dtype=torch.float32)
     channels, signs = massive_channels(arch, seed)
-    match name.split("."):
-        case ["layers", _, "norm1" | "norm2", _] | ["final_norm_video", _]:
-            values = (1 + 0.1 * values) * math.sqrt(1 + _MASSIVE * _RATIO**2 / arch.dim)
-            values[channels] *= _SEEN / _RATIO
-        case [*_, "norm1" | "norm2" | "q_norm" | "k_norm", _]:
-            values = 1 + 0.1 * values
-        case [*_, "bias"]:
-            values *= 0.05
-        case _:
-            values /= math.sqrt(shape[1])
-    match name.split("."):
-        case ["video_embedder", "bias"] | ["text_embedder", "proj", "bias"]:
-            values[channels] = _RATIO * signs
-        case ["shared_block_modulation", "bias"]:
-            _open_gates(values.view(6, arch.dim), channels, arch, peak)
-        case ["layers", _, _, "ffn_up_gate", _]:
-            values[[0, arch.ffn_dim]] = 0.0
-            values[0, channels] = values[arch.ffn_dim, channels] = signs / 2
-        case ["layers", _, _, "ffn_down", _]:
-            values[channels, 0] = signs
+    path, _, leaf = name.rpartition(".")
+    part, names = arch.names.of(path), arch.names
+    if part is None:
+        raise KeyError(name)
+    if part.role is Role.STREAM_NORM and names.block_of(path) is not names.text:
+        values = (1 + 0.1 * values) * math.sqrt(1 + _MASSIVE * _RATIO**2 / arch.dim)
+        values[channels] *= _SEEN / _RATIO
+    elif part.role in NORMS:
+        values = 1 + 0.1 * values
+    elif leaf == "bias":
+        values *= 0.05
+    else:
+        values /= math.sqrt(shape[1])
+    if leaf == "bias" and path in (names.video_embedder.path, names.text_proj.path):
+        values[channels] = _RATIO * signs
+    elif leaf == "bias" and part.role is Role.GATES:
+        _open_gates(values.view(len(MODULATION), arch.dim), channels, arch, peak)
+    elif part is names.joint.ffn_up_gate:
+        values[[0, arch.ffn_dim]] = 0.0
+        values[0, channels] = values[arch.ffn_dim, channels] = signs / 2
+    elif part is names.joint.ffn_down:
+        values[channels, 0] = signs
     return values
 
 
@@ -131,7 +133,7 @@ def massive_channels(arch: MossArch, seed: int) -> tuple[list[int], torch.Tensor
 def _open_gates(rows: torch.Tensor, channels: list[int], arch: MossArch, peak: float) -> None:
     """Set the two gate rows of the modulation's bias [6, D] so that all blocks together reach about ``peak``."""
     gate = peak / (_WRITTEN * arch.depth)
-    for row in (2, 5):
+    for row in (GATE_ATTN, GATE_FFN):
         rows[row] = (1 + rows[row]) * gate * _WRITTEN / _RATIO
         rows[row, channels] = gate
 

@@ -17,22 +17,13 @@ import torch
 from torch import Tensor
 
 from .errors import MossError
+from .names import OFFICIAL, ModuleNames
+from .qkv import keys_with
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-#: Conditioning and head: small, and half of the rounding error if they were not fp32.
-FP32_MODULES = (
-    "rope.",
-    "time_embedding.",
-    "shared_block_modulation.",
-    "video_head_modulation.",
-    "final_norm_video.",
-    "final_linear_video.",
-)
 INPUT_CHOICES = ("default", *DTYPES, "passthrough")
-_ROPE = "rope.bands"
-_QKV = ".proj.qkv.weight"
 _SHOWN = 3
 #: Each line is held against every parameter; no model has this many parameters.
 MOST_RULES = 4096
@@ -50,9 +41,9 @@ def dtype_name(dtype: torch.dtype | None) -> str:
     return NAMES.get(dtype, str(dtype).removeprefix("torch.")) if dtype is not None else "unknown"
 
 
-def stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+def stored_dtype(name: str, dtype: torch.dtype, names: ModuleNames = OFFICIAL) -> torch.dtype:
     """The dtype in which parameter `name` (bare key) is kept when the model computes in `dtype`."""
-    return torch.float32 if name.startswith(FP32_MODULES) or "norm" in name else dtype
+    return torch.float32 if names.is_fp32(name.rpartition(".")[0]) else dtype
 
 
 @dataclass(frozen=True)
@@ -122,7 +113,7 @@ class AppliedDtypes:
     parameters: Mapping[str, torch.dtype]
     record: Mapping[str, Mapping[str, Any]]
 
-    def modules(self) -> dict[str, torch.dtype]:
+    def modules(self, names: ModuleNames = OFFICIAL) -> dict[str, torch.dtype]:
         """Linear modules (by path) that compute in a dtype of their own: the widest of their parameters set.
 
         Norms are not among them: they compute in fp32 whatever they store.
@@ -130,7 +121,7 @@ class AppliedDtypes:
         found: dict[str, torch.dtype] = {}
         for name, dtype in self.parameters.items():
             path, _, _leaf = name.rpartition(".")
-            if "norm" not in path.rpartition(".")[2]:
+            if not names.is_norm(path):
                 before = found.get(path)
                 found[path] = dtype if before is None else torch.promote_types(before, dtype)
         return found
@@ -162,9 +153,12 @@ def parse_rules(lines: str | Iterable[str]) -> tuple[DtypeRule, ...]:
 
 
 def apply_rules(
-    rules: Iterable[DtypeRule], names: Iterable[str], default: Callable[[str], torch.dtype]
+    rules: Iterable[DtypeRule],
+    parameters: Iterable[str],
+    default: Callable[[str], torch.dtype],
+    names: ModuleNames = OFFICIAL,
 ) -> AppliedDtypes:
-    """Match the rules, in order, against a model's parameter names; a later rule overrides an earlier one.
+    """Match the rules, in order, against the names of a model's parameters; a later rule overrides an earlier one.
 
     default: what a parameter has without any rule; a rule that says the same costs nothing. Where q, k, v are one
     matrix they may still be named one by one, and where they are three, by `proj.qkv`. Raises MossError for a pattern
@@ -173,22 +167,20 @@ def apply_rules(
     rules = tuple(rules)
     if not rules:
         return NOTHING_APPLIED
-    real = [name for name in names if name != _ROPE]
-    aliases = _qkv_aliases(real)
+    real = [name for name in parameters if name != names.rope_bands]
+    aliases, fused = _qkv_aliases(real, names)
     chosen: dict[str, DtypeRule] = {}
     matched: dict[DtypeRule, set[str]] = {}
     for rule in rules:
         hits = {name for name in aliases if fnmatchcase(name, rule.pattern)}
         if not hits:
             raise MossError(_no_match(rule.pattern, real))
-        parts = {part for name in hits for part in aliases[name]}
-        matched[rule] = parts
-        chosen.update(dict.fromkeys(parts, rule))
-    fused = {name: _letters(name) for name in real if name.endswith(_QKV) and name.startswith("layers.")}
-    for name, letters in fused.items():
-        _fuse(name, letters, chosen, default(name))
+        matched[rule] = {part for name in hits for part in aliases[name]}
+        chosen.update(dict.fromkeys(matched[rule], rule))
+    for name, parts in fused.items():
+        _fuse(name, parts, chosen, default(name))
     changed = {name: chosen[name] for name in real if name in chosen and chosen[name].dtype != default(name)}
-    owner = {letter: name for name, letters in fused.items() for letter in letters}
+    owner = {part: name for name, parts in fused.items() for part in parts}
     record = {
         rule.pattern: {
             "dtype": dtype_name(rule.dtype),
@@ -200,36 +192,33 @@ def apply_rules(
     return AppliedDtypes({name: rule.dtype for name, rule in changed.items()}, record)
 
 
-def _letters(fused: str) -> tuple[str, ...]:
-    return tuple(fused.replace(_QKV, f".proj.{letter}.weight") for letter in "qkv")
-
-
-def _qkv_aliases(real: list[str]) -> dict[str, tuple[str, ...]]:
-    """Every name a pattern may match -> the smallest named parts it stands for."""
+def _qkv_aliases(real: list[str], names: ModuleNames) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Every name a pattern may match -> the smallest named parts it stands for; and fused weight -> q, k, v."""
     aliases: dict[str, tuple[str, ...]] = {}
+    fused: dict[str, tuple[str, ...]] = {}
     for name in real:
-        if name.startswith("layers.") and name.endswith(_QKV):
-            aliases[name] = _letters(name)
-            aliases.update({letter: (letter,) for letter in _letters(name)})
-        else:
+        keys = keys_with(name, names)
+        if keys is None:
             aliases[name] = (name,)
-            if name.startswith("layers.") and name.endswith(".proj.q.weight"):
-                whole = name.removesuffix(".q.weight") + ".qkv.weight"
-                aliases[whole] = _letters(whole)
-    return aliases
+            continue
+        aliases[keys.fused] = keys.split
+        aliases |= {part: (part,) for part in keys.split}
+        if name == keys.fused:
+            fused[name] = keys.split
+    return aliases, fused
 
 
-def _fuse(name: str, letters: tuple[str, ...], chosen: dict[str, DtypeRule], default: torch.dtype) -> None:
+def _fuse(name: str, parts: tuple[str, ...], chosen: dict[str, DtypeRule], default: torch.dtype) -> None:
     """Settle the one dtype of a fused matrix, or refuse."""
-    dtypes = {letter: chosen[letter].dtype if letter in chosen else default for letter in letters}
+    dtypes = {part: chosen[part].dtype if part in chosen else default for part in parts}
     if len(set(dtypes.values())) > 1:
-        listed = ", ".join(f"{letter.split('.')[-2]} {dtype_name(dtype)}" for letter, dtype in dtypes.items())
+        listed = ", ".join(f"{part.split('.')[-2]} {dtype_name(dtype)}" for part, dtype in dtypes.items())
         raise MossError(
             f"{name} holds q, k and v in one matrix, but their dtypes shall be {listed}: give all three the same."
         )
-    for letter in letters:
-        if letter in chosen:
-            chosen[name] = chosen[letter]
+    for part in parts:
+        if part in chosen:
+            chosen[name] = chosen[part]
 
 
 def _no_match(pattern: str, real: list[str]) -> str:

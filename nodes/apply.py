@@ -72,7 +72,8 @@ def apply_fix(
     notes = (message("no_fix"),) if half and plan.mode == "none" else ()
     for note in notes:
         log.warning(note.text)
-    applied = NOTHING_APPLIED if dtype is None else rules_on(tree, options.rules, dtype, own=path != "native")
+    own = path != "native"
+    applied = NOTHING_APPLIED if dtype is None else rules_on(tree, arch.names, options.rules, dtype, own=own)
     fix = FixState(
         node_id=node_id,
         node=node,
@@ -83,7 +84,7 @@ def apply_fix(
         compute_dtype=dtype,
         manageable=manageable,
         notes=notes,
-        own_dtypes=patch_parameters(clone, tree, applied),
+        own_dtypes=patch_parameters(clone, tree, arch.names, applied),
         param_dtypes=dict(applied.record),
     )
     if not plan.baked.identity:

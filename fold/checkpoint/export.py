@@ -14,12 +14,12 @@ import torch
 
 from ..errors import MossCancelledError, MossError
 from ..files import Write, check_target, new_file, open_regular
+from ..qkv import keys_with, row_range
 from ..scaling.factors import IDENTITY, Factors
 from ..scaling.record import RECORD_KEY, FoldRecord
 from ..scaling.weights import RowScale, rescale, row_scale
 from .buffers import Scratch, Turns
 from .header import DTYPE_BITS, TensorInfo, header_bytes
-from .keys import ROPE_BANDS
 from .reader import Checkpoint, is_finite, open_checkpoint
 from .write_behind import WriteBehind
 
@@ -146,10 +146,11 @@ def _plan(checkpoint: Checkpoint, factors: Factors, dtype: str, fused: bool | No
         raise MossError(
             f"{checkpoint.where} is quantized ({checkpoint.quantization}): its q, k, v layout must be kept as it is."
         )
+    bands = checkpoint.arch.names.rope_bands
     outputs = [
         _plan_weight(checkpoint, name, shape, factors, dtype)
         for name, shape in checkpoint.arch.expected_shapes(target_fused).items()
-        if name != ROPE_BANDS or ROPE_BANDS in checkpoint.layout.model
+        if name != bands or bands in checkpoint.layout.model
     ]
     others = [*checkpoint.layout.companions.values(), *checkpoint.layout.foreign.values()]
     outputs += [_copied(info) for info in others]
@@ -172,22 +173,22 @@ def _plan_weight(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], fact
     if kind and (kind != "fp8" or dtype == "keep"):
         return _copied(pieces[0].info)
     widest = max((piece.info.dtype for piece in pieces), key=DTYPE_BITS.__getitem__)
-    stored = "F32" if name == ROPE_BANDS else DTYPES.get(dtype, widest)
+    stored = "F32" if name == checkpoint.arch.names.rope_bands else DTYPES.get(dtype, widest)
     return _Output(checkpoint.prefix + name, stored, shape, pieces, multiply, divide)
 
 
 def _pieces(checkpoint: Checkpoint, name: str) -> Iterator[_Piece]:
     """Where the rows of a weight lie, also when it is stored fused and wanted split or the other way round."""
     stored = checkpoint.layout.model
-    module, _, leaf = name.removesuffix(".weight").rpartition(".")
-    if name in stored:
+    keys = keys_with(name, checkpoint.arch.names)
+    if name in stored or keys is None:
         yield _whole(stored[name])
-    elif leaf == "qkv":
-        for letter in "qkv":
-            yield _whole(stored[f"{module}.{letter}.weight"])
+    elif name == keys.fused:
+        for key in keys.split:
+            yield _whole(stored[key])
     else:
-        info, dim, index = stored[f"{module}.qkv.weight"], checkpoint.arch.dim, "qkv".index(leaf)
-        yield _Piece(info, index * dim, (index + 1) * dim)
+        rows = row_range(keys.split.index(name), checkpoint.arch.dim)
+        yield _Piece(stored[keys.fused], rows.start, rows.stop)
 
 
 def _whole(info: TensorInfo) -> _Piece:

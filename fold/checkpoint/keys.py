@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 
 from ..arch import MossArch, block_indices
 from ..errors import MossError
+from ..names import OFFICIAL, ModuleNames
+from ..qkv import block_keys
 from .header import TensorInfo, clip
 
 log = logging.getLogger(__name__)
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "transformer.")
-ROPE_BANDS = "rope.bands"
 #: The choices of a new file's q, k, v, as `fused`: as in the source, three matrices, one.
 LAYOUTS = {"keep": None, "split": False, "fused": True}
-# Keys by which a prefix is recognised: no other model family has them.
-_MARKERS = ("shared_block_modulation.weight", "video_head_modulation.weight", "final_linear_video.weight")
 # What a quantized <module>.weight brings along, as <module>.<suffix>; scaled_fp8 is a marker for the whole file.
 COMPANIONS = (
     "weight_scale", "weight_scale_2", "scale_weight", "input_scale", "scale_input", "pre_quant_scale",
@@ -54,9 +53,9 @@ class Layout:
         return "+".join(sorted(set(self.quantized.values()))) or None
 
 
-def read_layout(tensors: Mapping[str, TensorInfo], where: str) -> Layout:
+def read_layout(tensors: Mapping[str, TensorInfo], where: str, names: ModuleNames = OFFICIAL) -> Layout:
     """Sort the keys of a file (or folder) named ``where``; MossError when they are not those of a MOSS-Image model."""
-    prefix = _find_prefix(tensors, where)
+    prefix = _find_prefix(tensors, where, names)
     inside: dict[str, TensorInfo] = {}
     foreign: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
@@ -66,29 +65,29 @@ def read_layout(tensors: Mapping[str, TensorInfo], where: str) -> Layout:
         else:
             foreign[name] = info
     companions = {name: inside.pop(name) for name in list(inside) if _is_companion(name, inside)}
-    markers = [name for name, info in inside.items() if _is_marker(name, info)]
+    markers = [name for name, info in inside.items() if name != names.rope_bands and _is_marker(name, info)]
     for name in markers:
         log.info("%s: %s is no weight of MOSS-Image and is passed over.", where, clip(name))
         foreign[prefix + name] = inside.pop(name)
-    arch = MossArch.from_shapes({name: info.shape for name, info in inside.items()}, where)
-    fused = any(f"layers.{index}.proj.qkv.weight" in inside for index in block_indices(inside, "layers"))
+    arch = MossArch.from_shapes({name: info.shape for name, info in inside.items()}, where, names)
+    fused = any(block_keys(names, index).fused in inside for index in block_indices(inside, names.joint.blocks))
     expected = arch.expected_shapes(fused)
     kinds = {name: _quantization(name, info, companions, where) for name, info in inside.items() if name in expected}
     quantized = {name: kind for name, kind in kinds.items() if kind}
-    _check_keys(expected, inside, quantized, where)
+    _check_keys(expected, inside, quantized, where, optional=names.rope_bands)
     return Layout(prefix, fused, arch, inside, companions, foreign, quantized)
 
 
-def _find_prefix(tensors: Iterable[str], where: str) -> str:
-    names = set(tensors)
-    found = {prefix: sum(prefix + marker in names for marker in _MARKERS) for prefix in PREFIXES}
+def _find_prefix(tensors: Iterable[str], where: str, names: ModuleNames) -> str:
+    keys, markers = set(tensors), [f"{path}.weight" for path in names.markers()]
+    found = {prefix: sum(prefix + marker in keys for marker in markers) for prefix in PREFIXES}
     best = [prefix for prefix, count in found.items() if count and count == max(found.values())]
     match best:
         case [prefix]:
             return prefix
         case []:
-            sample = ", ".join(clip(name) for name in sorted(names)[:_LISTED]) or "no tensors"
-            raise MossError(f"{where} is not a MOSS-Image model: it has no {_MARKERS[0]} (it holds {sample}).")
+            sample = ", ".join(clip(name) for name in sorted(keys)[:_LISTED]) or "no tensors"
+            raise MossError(f"{where} is not a MOSS-Image model: it has no {markers[0]} (it holds {sample}).")
         case _:
             listed = " and ".join(repr(prefix) for prefix in best)
             raise MossError(f"{where} holds more than one MOSS-Image model, under the prefixes {listed}.")
@@ -105,7 +104,7 @@ def _is_marker(name: str, info: TensorInfo) -> bool:
     ComfyUI's own loader leaves such keys aside, too.
     """
     suffix = name.rpartition(".")[2]
-    return math.prod(info.shape) <= 1 and name != ROPE_BANDS and suffix not in ("weight", "bias", *COMPANIONS)
+    return math.prod(info.shape) <= 1 and suffix not in ("weight", "bias", *COMPANIONS)
 
 
 def _quantization(name: str, info: TensorInfo, companions: Mapping[str, TensorInfo], where: str) -> str | None:
@@ -129,13 +128,17 @@ def _quantization(name: str, info: TensorInfo, companions: Mapping[str, TensorIn
 
 
 def _check_keys(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, TensorInfo], quantized: Mapping[str, str], where: str
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, TensorInfo],
+    quantized: Mapping[str, str],
+    where: str,
+    optional: str,
 ) -> None:
-    """Refuse missing and unknown keys and wrong shapes, naming the first few."""
+    """Refuse missing (but for ``optional``) and unknown keys and wrong shapes, naming the first few."""
     problems: dict[str, list[str]] = defaultdict(list)
     for name, shape in expected.items():
         if name not in found:
-            if name != ROPE_BANDS:
+            if name != optional:
                 problems["has no"].append(name)
         elif not _shape_fits(found[name], shape, packed=quantized.get(name) not in (None, "fp8", "fp8_scaled")):
             problems["has a wrong shape:"].append(f"{name} is {list(found[name].shape)}, not {list(shape)}")

@@ -11,7 +11,6 @@ from ..errors import MossError
 from ..model.forward import MossDiT
 from ..model.ops import rope_bands
 from ..scaling.weights import unfold_tensor
-from .keys import ROPE_BANDS
 from .reader import Checkpoint, check_finite, is_finite
 
 
@@ -37,11 +36,11 @@ def load_model(
         model = MossDiT(checkpoint.arch, fused=checkpoint.fused, dtype=dtype)
     weights: dict[str, Tensor] = {}
     for name in checkpoint.names():
-        target = overrides.parameters.get(name, stored_dtype(name, dtype))
+        target = overrides.parameters.get(name, stored_dtype(name, dtype, checkpoint.arch.names))
         weights[name] = ready_tensor(checkpoint, name, target, unfold).to(device)
-    weights.setdefault(ROPE_BANDS, default_bands(checkpoint.arch).to(device))
+    weights.setdefault(checkpoint.arch.names.rope_bands, default_bands(checkpoint.arch).to(device))
     model.load_state_dict(weights, assign=True)
-    for path, own in overrides.modules().items():
+    for path, own in overrides.modules(checkpoint.arch.names).items():
         module = model.get_submodule(path)
         module.forward = in_own_dtype(module.forward, own)
     return model.requires_grad_(False).eval()

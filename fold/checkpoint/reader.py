@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ..arch import MossArch
 from ..errors import MossError
 from ..files import open_regular
+from ..names import OFFICIAL, ModuleNames
+from ..qkv import join_state_dict, split_state_dict
 from ..scaling.record import RECORD_KEY, FoldRecord
 from .file_kinds import kind_of
 from .header import Header, TensorInfo, clip, read_header
-from .keys import ROPE_BANDS, Layout, read_layout
+from .keys import Layout, read_layout
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +45,11 @@ _DTYPE_NAMES = {
 class Checkpoint:
     """An opened checkpoint; use as a context manager, or call ``close``. Names are bare (without the file's prefix)."""
 
-    def __init__(self, path: Path, headers: list[Header]) -> None:
+    def __init__(self, path: Path, headers: list[Header], names: ModuleNames = OFFICIAL) -> None:
         self.path = path
         self.where = path.name or str(path.resolve())
         self.headers = headers
-        self.layout: Layout = read_layout(_join_tensors(headers), self.where)
+        self.layout: Layout = read_layout(_join_tensors(headers), self.where, names)
         self.metadata: dict[str, str] = _join_metadata(headers, self.where)
         self.record: FoldRecord | None = FoldRecord.from_metadata(self.metadata, self.where)
         self._handles: dict[Path, Any] = {}
@@ -92,7 +94,7 @@ class Checkpoint:
         """The float dtype that most weights outside quantized tensors are stored in: "bf16", "fp16", "fp32", ..."""
         sizes: Counter[str] = Counter()
         for name, info in self.layout.model.items():
-            if name != ROPE_BANDS and self.is_plain(name):
+            if name != self.arch.names.rope_bands and self.is_plain(name):
                 sizes[info.dtype] += info.nbytes
         return _DTYPE_NAMES[sizes.most_common(1)[0][0]]
 
@@ -138,14 +140,14 @@ class Checkpoint:
             tensor, plain = self.tensor(name), self.is_plain(name)
             if check and plain:
                 check_finite(name, tensor, self.where)
-            cast = dtype is not None and plain and name != ROPE_BANDS
+            cast = dtype is not None and plain and name != self.arch.names.rope_bands
             tensors[name] = tensor.to(dtype) if cast else tensor
         if fused is not None and fused != self.fused:
             if self.quantization:
                 raise MossError(
                     f"{self.where} is quantized ({self.quantization}): its q, k, v stay as they are stored."
                 )
-            tensors = join_qkv(tensors, self.arch.depth) if fused else split_qkv(tensors, self.arch.depth)
+            tensors = join_state_dict(tensors, self.arch) if fused else split_state_dict(tensors, self.arch)
         return tensors | {name: self.tensor(name) for name in self.companions}
 
     def close(self) -> None:
@@ -173,34 +175,14 @@ class Checkpoint:
         return tensor
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, names: ModuleNames = OFFICIAL) -> Checkpoint:
     """Open a safetensors file or an HF folder (itself, or the folder above its ``transformer/``).
 
-    Raises MossError, naming file and key, when it is missing, damaged, no MOSS-Image model, or its fold record is bad.
+    ``names``: what its modules are called. Raises MossError, naming file and key, when it is missing, damaged, no
+    MOSS-Image model, or its fold record is bad.
     """
     path = Path(path)
-    return Checkpoint(path, list(_folder_headers(path)) if path.is_dir() else [read_header(path)])
-
-
-def split_qkv(tensors: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
-    """The same state dict with ``proj.q``, ``.k``, ``.v`` [D, D] as views of each fused ``proj.qkv`` [3D, D]."""
-    result = dict(tensors)
-    for index in range(depth):
-        fused = result.pop(f"layers.{index}.proj.qkv.weight")
-        for letter, part in zip("qkv", fused.chunk(3), strict=True):
-            result[f"layers.{index}.proj.{letter}.weight"] = part
-    return result
-
-
-def join_qkv(tensors: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
-    """The same state dict with each ``proj.q``, ``proj.k``, ``proj.v`` [D, D] stacked into ``proj.qkv`` [3D, D]."""
-    import torch
-
-    result = dict(tensors)
-    for index in range(depth):
-        parts = [result.pop(f"layers.{index}.proj.{letter}.weight") for letter in "qkv"]
-        result[f"layers.{index}.proj.qkv.weight"] = torch.cat(parts)
-    return result
+    return Checkpoint(path, list(_folder_headers(path)) if path.is_dir() else [read_header(path)], names)
 
 
 def check_finite(name: str, tensor: torch.Tensor, where: str) -> None:

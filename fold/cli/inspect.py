@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.reader import Checkpoint, open_checkpoint
@@ -44,7 +43,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     ``tensors`` and ``bytes`` count the model's own tensors, with the scales of quantized ones.
     """
     return {
-        "arch": asdict(checkpoint.arch),
+        "arch": checkpoint.arch.sizes(),
         "layout": "fused" if checkpoint.fused else "split",
         "prefix": checkpoint.prefix,
         "dtype": checkpoint.dtype,

@@ -166,7 +166,9 @@ def open_run(args: argparse.Namespace) -> Session:
         skips(getattr(args, "skip", None) or "", arch.depth)  # refused before the load, which can take minutes
         unfold = args.unfold == "auto" and record is not None
         factors = factors_from(args, own_c(args.mode, record, unfold))
-        overrides = apply_rules(rules, checkpoint.names(), lambda name: stored_dtype(name, dtype))
+        overrides = apply_rules(
+            rules, checkpoint.names(), lambda name: stored_dtype(name, dtype, arch.names), arch.names
+        )
         plan = plan_for(
             args.mode,
             half=dtype == torch.float16,

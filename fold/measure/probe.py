@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..arch import MossArch
 from ..errors import MossCancelledError, MossError
-from ..model.forward import HEAD_MODULATION, MODULATION, Attention, run_dit, sdpa
+from ..model.forward import Attention, run_dit, sdpa
 from ..model.observer import Observer
+from ..names import HEAD_MODULATION, MODULATION
 from ..scaling.factors import SCHEMA, TARGET_PEAK, Factors, factor_for_peak
 from ..scaling.plan import FP16_MAX, StreamPlan
 from .sampling import initial_noise

@@ -1,12 +1,11 @@
-"""MOSS-Image: one forward over any module tree that has the official names, under any stream plan.
+"""MOSS-Image: one forward over any tree of its modules, under any stream plan.
 
-The tree may be `MossDiT` below, or another runtime's class with the same names (split or fused qkv): modules are only
-called, never read, so LoRA, quantization, casting and offloading inside them keep working.
+The tree may be `MossDiT` below, or another runtime's class with the modules of `arch.names` (q, k, v split or fused):
+they are only called, never read, so LoRA, quantization, casting and offloading inside them keep working.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..arch import MossArch
+from ..names import GATE_ATTN, GATE_FFN, HEAD_MODULATION, MODULATION
+from ..qkv import split
 from ..scaling.plan import BlockScale, StreamPlan
 from . import ops
 from .kernels import FUNCTIONAL, Kernels, chosen, slabs
-from .modules import JointBlock, Maker, PlainLayers, Rope, TextEmbedder
+from .modules import Maker, Modules, PlainLayers, build_modules
 from .observer import Observer
 
 
@@ -28,10 +29,6 @@ class Attention(Protocol):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor: ...
 
-
-#: The rows of the shared modulation and of the head's, as they are told to an observer.
-MODULATION = ("shift_a", "scale_a", "gate_a", "shift_f", "scale_f", "gate_f")
-HEAD_MODULATION = ("head_shift", "head_scale")
 
 #: Runs a joint block, or something in its place: (stream, run_the_block) -> stream.
 BlockReplacement = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
@@ -43,13 +40,13 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
 
 
 #: Into how many slabs of tokens the feed-forward of (block, compute dtype, device) is cut; each calls its two matrices.
-FfnSlabs = Callable[[Any, torch.dtype, torch.device], int]
+FfnSlabs = Callable[[Modules, torch.dtype, torch.device], int]
 
 #: Below this many tokens (of all images together) a call's memory is small however it is run.
 _FEW_TOKENS = 1024
 
 
-def two_slabs(_block: Any, _dtype: torch.dtype, _device: torch.device) -> int:
+def two_slabs(_block: Modules, _dtype: torch.dtype, _device: torch.device) -> int:
     """Half the feed-forward's intermediates at a time: then attention is what needs the most memory in a block."""
     return 2
 
@@ -93,7 +90,7 @@ class Run:
         if self.observer.wants_inner:
             self.observer.inner(kind, layer, value, scale)
 
-    def ffn_parts(self, block: Any, x: Tensor) -> Iterator[slice]:
+    def ffn_parts(self, block: Modules, x: Tensor) -> Iterator[slice]:
         """The tokens that a block's feed-forward takes at a time; all at once for whoever wants to see inside."""
         whole = self.observer.wants_inner or self.kernels is FUNCTIONAL or x.shape[0] * x.shape[1] < _FEW_TOKENS
         return slabs(x, 1 if whole else self.ffn_slabs(block, self.dtype, x.device))
@@ -110,7 +107,7 @@ class BlockTensors:
 
     @classmethod
     def of(cls, scale: BlockScale, run: Run) -> BlockTensors:
-        gate_a, gate_f = run.mod[MODULATION.index("gate_a")], run.mod[MODULATION.index("gate_f")]
+        gate_a, gate_f = run.mod[GATE_ATTN], run.mod[GATE_FFN]
         return cls(
             scale, _times(gate_a, scale.gate_attn), _times(gate_f, scale.gate_ffn), unscaling(scale.unscale, gate_a)
         )
@@ -146,7 +143,8 @@ def run_dit(
     if keep is not None:
         context = context.masked_fill(~keep[..., None], 0)  # whatever the padding holds, 0 * NaN must not reach a key
     places, length = ops.text_positions(keep, context.shape[1], x.device)
-    mod, head = conditioning(tree, arch, sigma)
+    modules = Modules(tree, arch.names)
+    mod, head = conditioning(modules, arch, sigma)
     run = Run(
         arch=arch,
         plan=plan,
@@ -164,36 +162,36 @@ def run_dit(
         run.tell(name, 0, mod[row])
     for row, name in enumerate(HEAD_MODULATION):
         run.tell(name, 0, head[:, row])
-    stream = joint_blocks(tree, entry_stream(tree, x, context, run), run, replace or {})
-    v = velocity(tree, stream[:, : h * w], head, run)
+    stream = joint_blocks(modules, entry_stream(modules, x, context, run), run, replace or {})
+    v = velocity(modules, stream[:, : h * w], head, run)
     return v.transpose(1, 2).reshape(x.shape[0], -1, h, w)
 
 
-def entry_stream(tree: Any, x: Tensor, context: Tensor, run: Run) -> Tensor:
+def entry_stream(modules: Modules, x: Tensor, context: Tensor, run: Run) -> Tensor:
     """Embedded image tokens and refined text tokens, the joint stream [B, N + T, D] before the first block."""
-    text = text_stream(tree, context.to(run.dtype), run)
-    image = tree.video_embedder(x.to(run.dtype).flatten(2).transpose(1, 2))
+    text = text_stream(modules, context.to(run.dtype), run)
+    image = modules.video_embedder(x.to(run.dtype).flatten(2).transpose(1, 2))
     return torch.cat((_enter(image, run.plan), text), dim=1)
 
 
-def conditioning(tree: Any, arch: MossArch, sigma: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+def conditioning(modules: Modules, arch: MossArch, sigma: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """The blocks' (shift_a, scale_a, gate_a, shift_f, scale_f, gate_f), each [B, 1, D]; the head's [B, 2, D]; fp32."""
-    first, second = tree.time_embedding[0], tree.time_embedding[2]
-    time = second(F.silu(first(ops.sinusoid(sigma, arch.freq_dim, arch.time_scale)))).float()
-    mod = tree.shared_block_modulation(time).float().view(-1, 6, arch.dim)
-    head = tree.video_head_modulation(time).float().view(-1, 2, arch.dim)
+    time = modules.time_in(ops.sinusoid(sigma, arch.freq_dim, arch.time_scale))
+    time = modules.time_out(F.silu(time)).float()
+    mod = modules.shared_block_modulation(time).float().view(-1, len(MODULATION), arch.dim)
+    head = modules.video_head_modulation(time).float().view(-1, len(HEAD_MODULATION), arch.dim)
     return tuple(row[:, None] for row in mod.unbind(1)), head
 
 
-def velocity(tree: Any, image: Tensor, head: Tensor, run: Run) -> Tensor:
+def velocity(modules: Modules, image: Tensor, head: Tensor, run: Run) -> Tensor:
     """Image tokens of the stream [B, N, D] -> velocity tokens [B, N, C]: a sliver of the work, so in fp32.
 
     In fp16 this one projection made up to nine tenths of the whole model's rounding error on the golden models.
     """
     shift, factor = head[:, :1], 1.0 + head[:, 1:]
     unscale = unscaling(run.plan.exit_unscale(run.arch.depth), head)
-    y = run.kernels.modulated_norm(tree.final_norm_video, image, unscale, factor, shift, torch.float32)
-    v: Tensor = tree.final_linear_video(y)
+    y = run.kernels.modulated_norm(modules.final_norm_video, image, unscale, factor, shift, torch.float32)
+    v: Tensor = modules.final_linear_video(y)
     return v
 
 
@@ -208,17 +206,17 @@ def _enter(y: Tensor, plan: StreamPlan) -> Tensor:
     return y if plan.entry == 1.0 else y * plan.entry
 
 
-def text_stream(tree: Any, context: Tensor, run: Run) -> Tensor:
+def text_stream(modules: Modules, context: Tensor, run: Run) -> Tensor:
     """The refined text tokens [B, T, D] at the stream's entry scale c_0."""
-    embedder, plan, dtype = tree.text_embedder, run.plan, run.dtype
+    plan, dtype = run.plan, run.dtype
     rope = (run.rope[0][:, run.image_tokens :], run.rope[1][:, run.image_tokens :])
-    x, keys = _enter(embedder.proj(context), plan), run.text_keys()
+    x, keys = _enter(modules.text_proj(context), plan), run.text_keys()
     unscale = unscaling(plan.unscale(plan.entry), run.mod[0])
     run.tell("text_entry", 0, x, plan.entry)
     for i in range(run.arch.text_blocks):
-        block = embedder.blocks[i]
+        block = modules.text_block(i)
         y = ops.plain_norm(block.norm1, x, unscale, dtype)
-        q, k, v = _heads(block.qkv(y), run.arch.head_dim)
+        q, k, v = _heads(split(block.qkv(y), dim=-1), run.arch.head_dim)
         q, k = _position(block, q, k, rope, run)
         run.tell("text_q", i, q)
         run.tell("text_k", i, k)
@@ -234,7 +232,7 @@ def text_stream(tree: Any, context: Tensor, run: Run) -> Tensor:
     return x
 
 
-def joint_blocks(tree: Any, x: Tensor, run: Run, replace: Mapping[int, BlockReplacement]) -> Tensor:
+def joint_blocks(modules: Modules, x: Tensor, run: Run, replace: Mapping[int, BlockReplacement]) -> Tensor:
     """All joint blocks over the stream [B, N + T, D]."""
     keys, tensors = run.joint_keys(), None
     run.tell("entry", 0, x, run.plan.entry)
@@ -246,7 +244,7 @@ def joint_blocks(tree: Any, x: Tensor, run: Run, replace: Mapping[int, BlockRepl
 
         def block(stream: Tensor, i: int = i, tensors: BlockTensors = tensors) -> Tensor:
             # a block works in place, but its replacement may still want what it was given
-            stream = joint_block(tree.layers[i], stream, i, tensors, run, keys, keep=i in replace)
+            stream = joint_block(modules.joint_block(i), stream, i, tensors, run, keys, keep=i in replace)
             run.observer.stream(run.arch.text_blocks + i, stream)  # here, so that a block left out is not counted
             return stream
 
@@ -255,14 +253,14 @@ def joint_blocks(tree: Any, x: Tensor, run: Run, replace: Mapping[int, BlockRepl
 
 
 def joint_block(
-    block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: Run, keys: Tensor | None, *, keep: bool = False
+    block: Modules, x: Tensor, layer: int, tensors: BlockTensors, run: Run, keys: Tensor | None, *, keep: bool = False
 ) -> Tensor:
     """One joint block: attention and SiTU feed-forward, each modulated, gated and added to the stream.
 
     x [B, S, D] is overwritten unless it is to be kept.
     """
     scale = tensors.scale
-    y = block.proj.o(_times(attend(block, x, layer, tensors, run, keys), scale.s_attn))
+    y = block.o(_times(attend(block, x, layer, tensors, run, keys), scale.s_attn))
     run.tell("o", layer, y, scale.s_attn)
     x = _clamp(run.kernels.gated_add(x, y, tensors.gate_attn, keep=keep), layer, run)
     run.tell("mid", layer, x, scale.gate_attn * scale.s_attn)
@@ -270,11 +268,11 @@ def joint_block(
     return _clamp(feed_forward(block, x, layer, tensors, run), layer, run)
 
 
-def attend(block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: Run, keys: Tensor | None) -> Tensor:
+def attend(block: Modules, x: Tensor, layer: int, tensors: BlockTensors, run: Run, keys: Tensor | None) -> Tensor:
     """Joint attention of the stream x [B, S, D] -> [B, S, D], before the output projection."""
     shift, factor = run.mod[:2]
     y = run.kernels.modulated_norm(block.norm1, x, tensors.unscale, factor, shift, run.dtype)
-    q, k, v = project(block.proj, y, run.arch.head_dim)
+    q, k, v = project(block, y, run.arch.head_dim)
     del y
     q, k = _position(block, q, k, run.rope, run)
     run.tell("q", layer, q)
@@ -282,7 +280,7 @@ def attend(block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: Run, k
     return run.attention(q, k, v.transpose(1, 2), keys)
 
 
-def feed_forward(block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: Run) -> Tensor:
+def feed_forward(block: Modules, x: Tensor, layer: int, tensors: BlockTensors, run: Run) -> Tensor:
     """x [B, S, D] with the gated SiTU feed-forward added, slab by slab."""
     shift, factor = run.mod[3:5]
     out = [_ffn_part(block, x[:, part], layer, tensors, (shift, factor), run) for part in run.ffn_parts(block, x)]
@@ -290,45 +288,39 @@ def feed_forward(block: Any, x: Tensor, layer: int, tensors: BlockTensors, run: 
 
 
 def _ffn_part(
-    block: Any, x: Tensor, layer: int, tensors: BlockTensors, modulation: tuple[Tensor, Tensor], run: Run
+    block: Modules, x: Tensor, layer: int, tensors: BlockTensors, modulation: tuple[Tensor, Tensor], run: Run
 ) -> Tensor:
     shift, factor = modulation
     y = run.kernels.modulated_norm(block.norm2, x, tensors.unscale, factor, shift, run.dtype)
-    y = block.proj.ffn_up_gate(y)
+    y = block.ffn_up_gate(y)
     run.tell("ffn_up_gate", layer, y)
     up, gate = y.chunk(2, dim=-1)
-    y = block.proj.ffn_down(run.kernels.situ(up, gate, tensors.scale.s_ffn))
+    y = block.ffn_down(run.kernels.situ(up, gate, tensors.scale.s_ffn))
     run.tell("ffn_down", layer, y, tensors.scale.s_ffn)
     return run.kernels.gated_add(x, y, tensors.gate_ffn, keep=False)
 
 
-def _position(block: Any, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], run: Run) -> tuple[Tensor, Tensor]:
+def _position(block: Modules, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], run: Run) -> tuple[Tensor, Tensor]:
     """Per-head RMSNorm and RoPE in fp32, one rounding: [B, S, H, Dh] -> [B, H, S, Dh]."""
     q = run.kernels.norm_rope(block.q_norm, q, rope, run.dtype).transpose(1, 2)
     k = run.kernels.norm_rope(block.k_norm, k, rope, run.dtype).transpose(1, 2)
     return q, k
 
 
-def project(proj: Any, y: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def project(block: Modules, y: Tensor, head_dim: int) -> tuple[Tensor, ...]:
     """q, k, v as [B, S, H, Dh] from split or fused projections.
 
     A runtime may have a stand-in for the fused one where they are split; it is called unless it says that it is idle.
     """
-    fused = getattr(proj, "qkv", None)
+    fused = block.find("qkv")
     if fused is not None and not getattr(fused, "idle", False):
-        return _heads(fused(y), head_dim)
-    q, k, v = (_split(getattr(proj, name)(y), head_dim) for name in "qkv")
-    return q, k, v
+        return _heads(split(fused(y), dim=-1), head_dim)
+    return _heads((block.q(y), block.k(y), block.v(y)), head_dim)
 
 
-def _heads(qkv: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (_split(t, head_dim) for t in qkv.chunk(3, dim=-1))
-    return q, k, v
-
-
-def _split(t: Tensor, head_dim: int) -> Tensor:
-    """[B, S, H*Dh] -> [B, S, H, Dh]."""
-    return t.reshape(*t.shape[:2], -1, head_dim)
+def _heads(parts: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor, ...]:
+    """Each [B, S, H*Dh] -> [B, S, H, Dh]."""
+    return tuple(part.reshape(*part.shape[:2], -1, head_dim) for part in parts)
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
@@ -344,7 +336,7 @@ def _clamp(x: Tensor, layer: int, run: Run) -> Tensor:
 
 
 class MossDiT(nn.Module):
-    """The built-in class: parameters under the official names, forward by `run_dit`.
+    """The built-in class: modules under the names of `arch.names`, forward by `run_dit`.
 
     operations: a namespace with Linear and RMSNorm (a runtime's casting layers; plain ones by default).
     fused: one `proj.qkv` per joint block in place of q, k, v.
@@ -361,19 +353,7 @@ class MossDiT(nn.Module):
     ):
         super().__init__()
         self.arch, self.fused, self.dtype = arch, fused, dtype
-        new = Maker(operations, arch.eps, device, dtype)
-        wide = dataclasses.replace(new, dtype=torch.float32)
-        self.video_embedder = new.linear(arch.latent_channels, arch.dim)
-        self.text_embedder = TextEmbedder(arch, new)
-        self.rope = Rope(arch, device)
-        self.time_embedding = nn.Sequential(
-            wide.linear(arch.freq_dim, arch.dim), nn.SiLU(), wide.linear(arch.dim, arch.dim)
-        )
-        self.shared_block_modulation = wide.linear(arch.dim, 6 * arch.dim)
-        self.layers = nn.ModuleList(JointBlock(arch, new, fused) for _ in range(arch.depth))
-        self.final_norm_video = new.norm(arch.dim)
-        self.final_linear_video = wide.linear(arch.dim, arch.latent_channels, bias=False)
-        self.video_head_modulation = wide.linear(arch.dim, 2 * arch.dim)
+        build_modules(self, arch, Maker(operations, arch.eps, device, dtype), fused)
 
     def forward(self, x: Tensor, sigma: Tensor, context: Tensor, **options: Any) -> Tensor:
         """See `run_dit`."""

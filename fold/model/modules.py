@@ -1,14 +1,15 @@
-"""The parameters of MOSS-Image under their official names; what is done with them is in `model.py`."""
+"""The modules of MOSS-Image, built from the table of names and found by it; `forward.py` says what they are for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..arch import MossArch
+from ..names import FP32_ROLES
 from . import ops
 
 
@@ -28,7 +29,7 @@ class Maker:
     device: torch.device | None
     dtype: torch.dtype | None
 
-    def linear(self, inputs: int, outputs: int, bias: bool = True) -> nn.Module:
+    def linear(self, inputs: int, outputs: int, bias: bool) -> nn.Module:
         layer: nn.Module = self.operations.Linear(inputs, outputs, bias=bias, device=self.device, dtype=self.dtype)
         return layer
 
@@ -37,55 +38,69 @@ class Maker:
         return layer
 
 
-class TextBlock(nn.Module):
-    """Parameters of one text refiner block."""
-
-    def __init__(self, arch: MossArch, new: Maker):
-        super().__init__()
-        d, f = arch.dim, arch.text_ffn_dim
-        self.norm1, self.norm2 = new.norm(d), new.norm(d)
-        self.q_norm, self.k_norm = new.norm(arch.head_dim), new.norm(arch.head_dim)
-        self.qkv, self.proj = new.linear(d, 3 * d), new.linear(d, d)
-        self.ffn_gate, self.ffn_up, self.ffn_down = new.linear(d, f), new.linear(d, f), new.linear(f, d)
-
-
-class Projections(nn.Module):
-    """The big matrices of one joint block, none with a bias."""
-
-    def __init__(self, arch: MossArch, new: Maker, fused: bool):
-        super().__init__()
-        d, f = arch.dim, arch.ffn_dim
-        if fused:
-            self.qkv = new.linear(d, 3 * d, bias=False)
-        else:
-            self.q, self.k, self.v = (new.linear(d, d, bias=False) for _ in "qkv")
-        self.o = new.linear(d, d, bias=False)
-        self.ffn_up_gate = new.linear(d, 2 * f, bias=False)
-        self.ffn_down = new.linear(f, d, bias=False)
+def build_modules(root: nn.Module, arch: MossArch, new: Maker, fused: bool) -> None:
+    """Make every linear and norm of the table below `root`, the blocks in a `ModuleList`, and RoPE's bands."""
+    wide = replace(new, dtype=torch.float32)
+    lists = (arch.names.text.blocks, arch.names.joint.blocks)
+    for path, part in arch.modules(fused):
+        maker = wide if part.role in FP32_ROLES else new
+        rows, *columns = arch.shape(part)
+        layer = maker.linear(columns[0], rows, part.bias) if columns else maker.norm(rows)
+        holder, name = _holder(root, path, lists)
+        while isinstance(holder, nn.Sequential) and len(holder) < int(name):
+            holder.append(nn.SiLU())  # between the linears of the time embedding
+        holder.add_module(name, layer)
+    # a place for the checkpoint's bands; the forward derives them anew, in fp32, since a file may lack them
+    holder, name = _holder(root, arch.names.rope_bands, lists)
+    bands = ops.rope_bands(arch.head_dim, arch.rope_base, new.device or torch.device("cpu"))
+    holder.register_buffer(name, bands)
 
 
-class JointBlock(nn.Module):
-    """Parameters of one joint block."""
-
-    def __init__(self, arch: MossArch, new: Maker, fused: bool):
-        super().__init__()
-        self.norm1, self.norm2 = new.norm(arch.dim), new.norm(arch.dim)
-        self.q_norm, self.k_norm = new.norm(arch.head_dim), new.norm(arch.head_dim)
-        self.proj = Projections(arch, new, fused)
-
-
-class TextEmbedder(nn.Module):
-    """Context projection and the text refiner."""
-
-    def __init__(self, arch: MossArch, new: Maker):
-        super().__init__()
-        self.proj = new.linear(arch.text_dim, arch.dim)
-        self.blocks = nn.ModuleList(TextBlock(arch, new) for _ in range(arch.text_blocks))
+def _holder(root: nn.Module, path: str, lists: tuple[str, ...]) -> tuple[nn.Module, str]:
+    """The module that holds what is at `path`, made where it is not there yet, and the last name of the path."""
+    above, _, name = path.rpartition(".")
+    if not above:
+        return root, name
+    holder, own = _holder(root, above, lists)
+    if own not in holder._modules:
+        numbered = nn.ModuleList() if above in lists else nn.Sequential()
+        holder.add_module(own, numbered if name.isdecimal() else nn.Module())
+    return holder.get_submodule(own), name
 
 
-class Rope(nn.Module):
-    """Holds the checkpoint's `rope.bands`; the forward derives them anew, in fp32, since the file may lack them."""
+def module_at(root: Any, path: str) -> Any:
+    """The module at a path below another, or anything else that is there."""
+    for name in path.split("."):
+        root = getattr(root, name)
+    return root
 
-    def __init__(self, arch: MossArch, device: torch.device | None):
-        super().__init__()
-        self.register_buffer("bands", ops.rope_bands(arch.head_dim, arch.rope_base, device or torch.device("cpu")))
+
+class Modules:
+    """A model's modules, or a block's, by their fields in the table of names: `block.o` is what is at `proj.o` in it.
+
+    Looked up each time, since runtimes put other modules in their places for as long as a call takes.
+    """
+
+    def __init__(self, root: Any, table: Any) -> None:
+        """table: a `ModuleNames`, or one of its blocks."""
+        self._root, self._table = root, table
+
+    def __getattr__(self, field: str) -> Any:
+        return module_at(self._root, getattr(self._table, field).path)
+
+    def text_block(self, index: int) -> Modules:
+        """The modules of one text refiner block."""
+        names = self._table.text
+        return Modules(module_at(self._root, names.path(index)), names)
+
+    def joint_block(self, index: int) -> Modules:
+        """The modules of one joint block."""
+        names = self._table.joint
+        return Modules(module_at(self._root, names.path(index)), names)
+
+    def find(self, field: str) -> Any | None:
+        """The module, or None where this class has none (q, k, v are there in one of two layouts)."""
+        try:
+            return getattr(self, field)
+        except AttributeError:
+            return None

@@ -6,24 +6,15 @@ With powers of two all of it is exact, except where a value falls into a dtype's
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from ..arch import MossArch
 from ..errors import MossError
+from ..names import GATE_ATTN, GATE_FFN, MODULATION, Role
 from .factors import Factors
 
 # Stands for "untouched" (None), one factor for the whole tensor, or one fp32 factor per row.
 RowScale = float | torch.Tensor | None
-
-_STREAM_WRITERS = re.compile(
-    r"(video_embedder|text_embedder\.proj|text_embedder\.blocks\.\d+\.(proj|ffn_down))\.(weight|bias)"
-)
-_BLOCK_WRITERS = re.compile(r"layers\.\d+\.proj\.(o|ffn_down)\.weight")
-_MODULATION = ("shared_block_modulation.weight", "shared_block_modulation.bias")
-# Rows of the modulation, in units of the model width: shift, scale, gate of attention, then of the FFN.
-_GATE_ATTN, _GATE_FFN, _MODULATION_ROWS = 2, 5, 6
 
 
 def row_scale(name: str, arch: MossArch, factors: Factors) -> RowScale:
@@ -38,16 +29,20 @@ def row_scale(name: str, arch: MossArch, factors: Factors) -> RowScale:
             "give one value for c, s_attn and s_ffn, or use the online mode."
         )
     c, s_attn, s_ffn = factors.c[0], factors.s_attn[0], factors.s_ffn[0]
-    if name in _MODULATION:
-        scale = torch.ones(_MODULATION_ROWS, arch.dim, dtype=torch.float32)
-        scale[_GATE_ATTN], scale[_GATE_FFN] = c / s_attn, c / s_ffn
-        return None if bool((scale == 1.0).all()) else scale.flatten()
-    if _STREAM_WRITERS.fullmatch(name):
-        factor = c
-    elif found := _BLOCK_WRITERS.fullmatch(name):
-        factor = s_attn if found[1] == "o" else s_ffn
-    else:
-        factor = 1.0
+    part = arch.names.of(name.rpartition(".")[0])
+    match part.role if part is not None else None:
+        case Role.GATES:
+            scale = torch.ones(len(MODULATION), arch.dim, dtype=torch.float32)
+            scale[GATE_ATTN], scale[GATE_FFN] = c / s_attn, c / s_ffn
+            return None if bool((scale == 1.0).all()) else scale.flatten()
+        case Role.STREAM_WRITER:
+            factor = c
+        case Role.ATTN_WRITER:
+            factor = s_attn
+        case Role.FFN_WRITER:
+            factor = s_ffn
+        case _:
+            factor = 1.0
     return None if factor == 1.0 else factor
 
 

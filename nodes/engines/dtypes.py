@@ -17,6 +17,7 @@ from ...fold.dtypes import (
     in_own_dtype,
     stored_dtype,
 )
+from ...fold.names import ModuleNames
 from ...fold.report.messages import Message, message, named
 from ..model.foreign import patched_object
 from ..model.moss import ROOT
@@ -59,18 +60,20 @@ class Use:
     called: bool = False
 
 
-def rules_on(tree: nn.Module, rules: tuple[DtypeRule, ...], dtype: torch.dtype, *, own: bool) -> AppliedDtypes:
+def rules_on(
+    tree: nn.Module, names: ModuleNames, rules: tuple[DtypeRule, ...], dtype: torch.dtype, *, own: bool
+) -> AppliedDtypes:
     """What the rules come to on a module tree. own: our forward runs it, so norms and conditioning are fp32."""
     if not rules:
         return NOTHING_APPLIED
-    names = [name for name, _ in tree.named_parameters()]
-    return apply_rules(rules, names, lambda name: stored_dtype(name, dtype) if own else dtype)
+    parameters = [name for name, _ in tree.named_parameters()]
+    return apply_rules(rules, parameters, lambda name: stored_dtype(name, dtype, names) if own else dtype, names)
 
 
-def patch_parameters(model: Any, tree: nn.Module, applied: AppliedDtypes) -> dict[str, OwnDtype]:
+def patch_parameters(model: Any, tree: nn.Module, names: ModuleNames, applied: AppliedDtypes) -> dict[str, OwnDtype]:
     """Object patches so that the linears named compute in their own dtype; returns them by path."""
     patches: dict[str, OwnDtype] = {}
-    for path, dtype in applied.modules().items():
+    for path, dtype in applied.modules(names).items():
         name = f"{ROOT}.{path}.forward"
         patches[path] = OwnDtype(patched_object(model, name), dtype)
         model.add_object_patch(name, patches[path])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...fold.arch import MossArch
 from ...fold.errors import MossError
 from ...fold.model.forward import Attention, BlockReplacement, run_dit, sdpa
+from ...fold.model.modules import Modules
 from ...fold.model.observer import Observer
 from ...fold.scaling.plan import StreamPlan
 from ..model.foreign import changed_modules
@@ -83,9 +84,9 @@ def _forward(
     )
 
 
-def ffn_slabs(block: Any, dtype: torch.dtype, device: torch.device) -> int:
+def ffn_slabs(block: Modules, dtype: torch.dtype, device: torch.device) -> int:
     """Two, for the memory; but one where each call would bring the weights over, convert or patch them anew."""
-    for linear in (block.proj.ffn_up_gate, block.proj.ffn_down):
+    for linear in (block.ffn_up_gate, block.ffn_down):
         weight: Any = getattr(linear, "weight", None)
         ready = type(weight) in (Tensor, nn.Parameter) and weight.dtype == dtype and weight.device == device
         if not ready or getattr(linear, "weight_function", None):

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ...fold.arch import MossArch
 from ...fold.errors import MossError
+from ...fold.model.modules import Modules
+from ...fold.names import GATE_ATTN, GATE_FFN, MODULATION
 from ...fold.scaling.plan import StreamPlan
 from ..model.foreign import below_replaced, patched_object
 from ..model.moss import ROOT, Tree, stream_norms, stream_writers
@@ -63,15 +65,16 @@ class ScaledWriter(ModuleWrapper):
 
 
 class ScaledGates(ModuleWrapper):
-    """The shared modulation's two gates, rows [2D:3D] and [5D:6D], times c / s."""
+    """The shared modulation's two gates times c / s."""
 
     def after(self, out: Tensor, call: CallState) -> Tensor:
         f = call.rung.plan.factors
         if f.identity:
             return out
-        y, d = out.clone(), out.shape[-1] // 6
-        y[..., 2 * d : 3 * d] *= f.c[0] / f.s_attn[0]
-        y[..., 5 * d :] *= f.c[0] / f.s_ffn[0]
+        y = out.clone()
+        rows = y.unflatten(-1, (len(MODULATION), -1))
+        rows[..., GATE_ATTN, :] *= f.c[0] / f.s_attn[0]
+        rows[..., GATE_FFN, :] *= f.c[0] / f.s_ffn[0]
         return y
 
 
@@ -99,7 +102,7 @@ def wrapper_kinds(tree: nn.Module, fix: FixState) -> dict[str, type[ModuleWrappe
     extra = [path for path in EXTRA_WRITERS if isinstance(getattr(tree, path, None), nn.Module)]
     return {
         **dict.fromkeys((*stream_writers(fix.arch), *extra), ScaledWriter),
-        "shared_block_modulation": ScaledGates,
+        fix.arch.names.shared_block_modulation.path: ScaledGates,
         **(dict.fromkeys(fix.sites, CountedBlock) if fix.counting else {}),
     }
 
@@ -159,7 +162,7 @@ def eps_values(tree: nn.Module, arch: MossArch, plan: StreamPlan) -> dict[str, f
 
 def base_eps(tree: Tree, arch: MossArch) -> dict[str, float]:
     """The model's own eps, which is the same for all its stream norms and is never patched on q_norm."""
-    stock = getattr(tree.layers[0].q_norm, "eps", None)
+    stock = getattr(Modules(tree, arch.names).joint_block(0).q_norm, "eps", None)
     if not isinstance(stock, float) or not all(hasattr(tree.get_submodule(p), "eps") for p in stream_norms(arch)):
         raise MossError(
             f"The norms of this MOSS-Image class ({type(tree).__name__}) have no plain eps, which the native path "

@@ -13,11 +13,11 @@ import comfy.supported_models_base
 import torch
 
 from ...fold.arch import MossArch
-from ...fold.dtypes import stored_dtype
 from ...fold.model.forward import MossDiT
 from ...fold.scaling.plan import StreamPlan
 from ..engines.managed import managed_forward, sigma_of
-from .qkv_names import Joined, NamedWeights, other_names
+from ..model.moss import small_modules
+from .qkv_names import NamedWeights, add_joined, other_names
 
 
 class BuiltinDiT(MossDiT):
@@ -29,13 +29,12 @@ class BuiltinDiT(MossDiT):
         # Norms, conditioning and head keep fp32 weights and take fp32 inputs: they go through the casting layers.
         layers = SimpleNamespace(Linear=operations.Linear, RMSNorm=comfy.ops.manual_cast.RMSNorm)
         super().__init__(arch, fused=fused, device=device, dtype=dtype, operations=layers)
-        for name, module in self.named_modules():
-            if stored_dtype(f"{name}.", torch.float16) == torch.float32 and hasattr(module, "comfy_cast_weights"):
+        for path in small_modules(arch):
+            module: Any = self.get_submodule(path)
+            if hasattr(module, "comfy_cast_weights"):
                 module.comfy_cast_weights = True
         if not fused:
-            for layer in self.layers:
-                proj: Any = layer.proj
-                proj.qkv = Joined(proj)
+            add_joined(self, arch)
 
     def forward(self, x: Any, timesteps: Any, context: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
         """As ComfyUI calls it; without a fix node the plan is "none"."""
@@ -73,7 +72,7 @@ class MossImage(comfy.model_base.BaseModel):
     def __init__(self, model_config: MossModelConfig, device: Any = None):
         super().__init__(model_config, comfy.model_base.ModelType.FLOW, device=device, unet_model=BuiltinDiT)
         tree = self.diffusion_model
-        self.other_names = other_names(tree.arch.depth, tree.arch.dim, tree.fused)
+        self.other_names = other_names(tree.arch, tree.fused)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The weights by name, known by the names of the other layout of q, k, v as well (see `layouts`)."""

@@ -18,13 +18,14 @@ import comfy.sd
 import comfy.utils
 import torch
 
-from ...fold.checkpoint.keys import ROPE_BANDS
 from ...fold.checkpoint.load import default_bands
-from ...fold.checkpoint.reader import Checkpoint, check_finite, open_checkpoint, split_qkv
+from ...fold.checkpoint.reader import Checkpoint, check_finite, open_checkpoint
 from ...fold.dtypes import DTYPES, DtypeRule, parse_rules
 from ...fold.errors import MossError
+from ...fold.qkv import split_state_dict
 from ...fold.scaling.weights import unfold_tensor
 from ..engines.dtypes import rules_on, store_parameters
+from ..model.moss import is_moss
 from ..model.stored_fold import KEY, Source
 from .builtin import MossModelConfig
 from .qkv_patcher import take_both_layouts
@@ -123,7 +124,7 @@ def load_native(
         metadata=dict(checkpoint.metadata),
         disable_dynamic=disable_dynamic,
     )
-    return model if model is not None and hasattr(model.model.diffusion_model, "shared_block_modulation") else None
+    return model if model is not None and is_moss(model.model.diffusion_model) else None
 
 
 def load_builtin(
@@ -139,15 +140,16 @@ def load_builtin(
     """
     fused = checkpoint.fused and checkpoint.quantization is not None
     if checkpoint.fused and not fused:
-        weights = split_qkv(weights, checkpoint.arch.depth)
-    weights = {ROPE_BANDS: default_bands(checkpoint.arch)} | weights
+        weights = split_state_dict(weights, checkpoint.arch)
+    weights = {checkpoint.arch.names.rope_bands: default_bands(checkpoint.arch)} | weights
     weights, _ = comfy.utils.convert_old_quants(dict(weights), "", metadata=dict(checkpoint.metadata))
     config = MossModelConfig({"arch": checkpoint.arch, "fused": fused})
     config.quant_config = comfy.utils.detect_layer_quantization(weights, "") if checkpoint.quantization else None
     config.set_inference_dtype(dtype, dtype if config.quant_config else None)
     patcher = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
     model = config.get_model(weights)
-    store_parameters(model.diffusion_model, rules_on(model.diffusion_model, rules, dtype, own=True))
+    tree = model.diffusion_model
+    store_parameters(tree, rules_on(tree, checkpoint.arch.names, rules, dtype, own=True))
     loaded = patcher(model, load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
     take_both_layouts(loaded)
     if not mm.is_device_cpu(loaded.offload_device):

@@ -1,8 +1,8 @@
-"""The names that q, k and v have in the other layout: one `proj.qkv` [3D, D] where a model has them apart, or three.
+"""The names that q, k and v have in the other layout: one weight where a model has three, three where it has one.
 
 ComfyUI's adapter loaders take the names that an adapter may come under from the keys of the model's state dict. So the
 built-in class lists the other layout's names there as well. They are names only: no memory, nothing to load or save.
-What comes under them is handed on to the weights that are there by `patcher`.
+`qkv_patcher` hands what comes under them on to the weights that are there.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...fold.arch import MossArch
+from ...fold.model.modules import module_at
+from ...fold.qkv import COUNT, block_keys, join, row_range, split_parts
 from ..model.moss import ROOT
 
-LETTERS = "qkv"
-
 
 @dataclass(frozen=True)
-class Apart:
-    """What the name of a fused weight stands for where its three thirds are weights of their own."""
+class Joined:
+    """What the name of a fused weight stands for where q, k and v are weights of their own: `keys`, joined."""
 
-    keys: tuple[str, str, str]
+    keys: tuple[str, ...]
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([weights[key] for key in self.keys])
+        return join([weights[key] for key in self.keys])
 
 
 @dataclass(frozen=True)
-class Within:
-    """What the name of q, k or v stands for where it is `rows` rows, from `start` on, of a fused weight."""
+class Slice:
+    """What the name of q, k or v stands for where they are one weight: `rows` rows from `start` on of the fused one."""
 
     key: str
     start: int
@@ -42,19 +43,20 @@ class Within:
         return weights[self.key].narrow(0, self.start, self.rows)
 
 
-Place = Apart | Within
+Place = Joined | Slice
 
 
-def other_names(depth: int, dim: int, fused: bool) -> dict[str, Place]:
-    """The other layout's names in a model of `depth` blocks of width `dim`, as keys of ComfyUI's state dict."""
+def other_names(arch: MossArch, fused: bool) -> dict[str, Place]:
+    """The other layout's names in a model, as keys of ComfyUI's state dict. fused: q, k, v are one weight in it."""
     names: dict[str, Place] = {}
-    for layer in range(depth):
-        whole = f"{ROOT}.layers.{layer}.proj.qkv.weight"
-        q, k, v = (f"{ROOT}.layers.{layer}.proj.{letter}.weight" for letter in LETTERS)
+    for index in range(arch.depth):
+        keys = block_keys(arch.names, index)
+        whole, parts = f"{ROOT}.{keys.fused}", tuple(f"{ROOT}.{key}" for key in keys.split)
         if fused:
-            names |= {key: Within(whole, i * dim, dim) for i, key in enumerate((q, k, v))}
+            for number, key in enumerate(parts):
+                names[key] = Slice(whole, row_range(number, arch.dim).start, arch.dim)
         else:
-            names[whole] = Apart((q, k, v))
+            names[whole] = Joined(parts)
     return names
 
 
@@ -94,15 +96,24 @@ class NamedWeights(OrderedDict[str, Tensor]):
         return OrderedDict(self.items())
 
 
-class Joined(nn.Module):
-    """q, k and v of a joint block under the fused layout's name, without weights of its own.
+def add_joined(tree: nn.Module, arch: MossArch) -> None:
+    """Give every joint block of a model with split q, k, v a `JoinedLinear` under the fused layout's name."""
+    joint = arch.names.joint
+    for index in range(arch.depth):
+        parts = [module_at(tree, joint.path(index, part)) for part in split_parts(joint)]
+        above, _, name = joint.path(index, joint.qkv).rpartition(".")
+        tree.get_submodule(above).add_module(name, JoinedLinear(parts))
+
+
+class JoinedLinear(nn.Module):
+    """q, k and v of a joint block as one linear, without weights of its own.
 
     Adapters in bypass mode wrap the forward of the module they are named after; this is the one for fused names.
     """
 
-    def __init__(self, proj: Any) -> None:
+    def __init__(self, parts: list[Any]) -> None:
         super().__init__()
-        self.parts = tuple(getattr(proj, letter) for letter in LETTERS)  # in a tuple, so not modules of this one
+        self.parts = tuple(parts)  # in a tuple, so not modules of this one
 
     @property
     def idle(self) -> bool:
@@ -114,8 +125,8 @@ class Joined(nn.Module):
     def weight(self) -> Tensor:
         """Shape [3D, D] and dtype, for those who ask what an adapter has to fit; there is nothing in it."""
         part: Tensor = self.parts[0].weight
-        return torch.empty(len(self.parts) * part.shape[0], *part.shape[1:], dtype=part.dtype, device="meta")
+        return torch.empty(COUNT * part.shape[0], *part.shape[1:], dtype=part.dtype, device="meta")
 
     def forward(self, y: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, 3D]: q, k, v one after the other."""
-        return torch.cat([part(y) for part in self.parts], dim=-1)
+        return join([part(y) for part in self.parts], dim=-1)

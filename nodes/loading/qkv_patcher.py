@@ -1,6 +1,6 @@
-"""Hands what adapter loaders put under the other layout's names (see `layouts`) on to the weights that are there.
+"""Hands what adapter loaders put under the other layout's names (see `qkv_names`) on to the weights that are there.
 
-A patch of a fused q;k;v weight becomes one patch for each of q, k and v: the rows of what it adds. A patch of q, k or v
+A patch of a fused weight becomes one patch for each of q, k and v: the rows of what it adds. A patch of q, k or v
 where they are fused becomes one for those rows of the fused weight.
 """
 
@@ -18,11 +18,12 @@ from comfy.weight_adapter import GLoRAAdapter, LoHaAdapter, LoKrAdapter, LoRAAda
 from comfy.weight_adapter.base import WeightAdapterBase
 from torch import Tensor
 
-from .qkv_names import Apart, NamedWeights, Place
+from ...fold.qkv import COUNT, row_range
+from .qkv_names import Joined, NamedWeights, Place
 
 KEY = "moss_fp16_layouts"
 
-#: The adapters that can be worked out a third of the rows at a time, and where in their weights the DoRA scale is.
+#: The adapters that can be worked out for some rows at a time, and where in their weights the DoRA scale is.
 DORA_SCALE: dict[type, int] = {LoRAAdapter: 4, LoHaAdapter: 7, LoKrAdapter: 8, GLoRAAdapter: 5, OFTAdapter: 3}
 
 
@@ -62,7 +63,7 @@ class BothLayouts(ModelPatcher):
             if place is None:
                 own[key] = value
             else:
-                others[key] = dict(put(value, place, *where))
+                others[key] = dict(patches_at(value, place, *where))
         return own, others
 
 
@@ -86,22 +87,22 @@ def _both(kind: type) -> type:
     return BothLayouts if kind is ModelPatcher else type(f"BothLayouts{kind.__name__}", (BothLayouts, kind), {})
 
 
-def put(value: Any, place: Place, offset: Any = None, function: Any = None) -> Iterator[tuple[Any, Any]]:
+def patches_at(value: Any, place: Place, offset: Any = None, function: Any = None) -> Iterator[tuple[Any, Any]]:
     """The patches, by key, that do together what `value` does to the weight of another name; none where that cannot be.
 
     offset, function: as in the keys of ModelPatcher.add_patches.
     """
-    if not isinstance(place, Apart):
+    if not isinstance(place, Joined):
         if offset is None:
             yield (place.key, (0, place.start, place.rows), function), value
-    elif rows_apart(value):
+    elif is_row_wise(value):
         for index, key in enumerate(place.keys):
-            rows = third(value, index) if offset is None and function is None else None
-            yield key, OwnThird(set(), (value, index, offset, function)) if rows is None else rows
+            rows = sliced(value, index) if offset is None and function is None else None
+            yield key, FusedSlice(set(), (value, index, offset, function)) if rows is None else rows
 
 
-def rows_apart(value: Any) -> bool:
-    """Whether what a patch makes of a third of a weight's rows depends on those rows alone."""
+def is_row_wise(value: Any) -> bool:
+    """Whether what a patch makes of q's, k's or v's rows of a fused weight depends on those rows alone."""
     if not isinstance(value, WeightAdapterBase):
         return True
     if type(value) not in DORA_SCALE:
@@ -109,11 +110,11 @@ def rows_apart(value: Any) -> bool:
     scale = value.weights[DORA_SCALE[type(value)]]
     if scale is not None and scale.shape[0] == 1:
         return False  # a DoRA scale per input column goes with the norms of whole columns
-    return type(value) is not OFTAdapter or value.weights[0].shape[0] % 3 == 0
+    return type(value) is not OFTAdapter or value.weights[0].shape[0] % COUNT == 0
 
 
-def third(value: Any, index: int) -> Any | None:
-    """One third of the rows of what needs no more than cutting: full weights and differences, and LoRA."""
+def sliced(value: Any, index: int) -> Any | None:
+    """A patch of a fused weight cut to the rows of q (0), k (1) or v (2); None for what cannot be cut."""
     match value:
         case (str() as kind, (Tensor() as whole, *rest)):
             return (kind, (_rows(whole, index), *rest))
@@ -126,17 +127,17 @@ def third(value: Any, index: int) -> Any | None:
 
 
 def _rows(whole: Tensor, index: int) -> Tensor:
-    rows = whole.shape[0] // 3 if whole.dim() else 0
-    return whole.narrow(0, index * rows, rows) if rows else whole
+    rows = whole.shape[0] // COUNT if whole.dim() else 0
+    return whole[row_range(index, rows)] if rows else whole
 
 
-class OwnThird(WeightAdapterBase):
-    """A patch of a fused weight for one of q, k and v: applied to a fused weight in which only its own rows are filled.
+class FusedSlice(WeightAdapterBase):
+    """A patch of a fused weight for q, k or v alone: applied to a fused weight in which only their rows are filled.
 
-    weights: (value, index of the third, offset, function).
+    weights: (value, 0 for q, 1 for k, 2 for v, offset, function).
     """
 
-    name = "moss_own_third"
+    name = "moss_fused_slice"
 
     def __init__(self, loaded_keys: set[str], weights: tuple[Any, ...]) -> None:
         self.loaded_keys, self.weights = loaded_keys, weights
@@ -153,9 +154,8 @@ class OwnThird(WeightAdapterBase):
         original_weights: Any = None,
     ) -> Tensor:
         value, index, *where = self.weights
-        rows = weight.shape[0]
-        fused = weight.new_zeros(3 * rows, *weight.shape[1:])
-        own = slice(index * rows, (index + 1) * rows)
+        fused = weight.new_zeros(COUNT * weight.shape[0], *weight.shape[1:])
+        own = row_range(index, weight.shape[0])
         fused[own] = weight
         patched = comfy.lora.calculate_weight([(strength, value, 1.0, *where)], fused, key, intermediate_dtype)
         return weight.copy_(patched[own])
