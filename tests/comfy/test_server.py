@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import english_locale
 import pytest
 import torch
 from comfy_server import ComfyServer, load_client
@@ -116,6 +117,33 @@ def test_node_is_listed_with_texts(server: ComfyServer, name: str) -> None:
         for key, spec in info["input"].get(group, {}).items():
             assert len(spec) > 1 and spec[1].get("tooltip"), f"{name}.{key} has no tooltip"
     assert all(info["output_tooltips"]), f"an output of {name} has no tooltip"
+
+
+def test_the_locales_have_every_text_of_every_node(server: ComfyServer) -> None:
+    """The English one is what the nodes say; the Chinese one has the same texts, translated."""
+    english = english_locale.node_defs(server.client.call("GET", "/object_info"))
+    assert json.loads((english_locale.ENGLISH / "nodeDefs.json").read_text("utf-8")) == english
+    chinese = json.loads((english_locale.ENGLISH.parent / "zh" / "nodeDefs.json").read_text("utf-8"))
+    wanted, found = flat(english), flat(chinese)
+    assert found.keys() == wanted.keys()
+    names = (".name", ".display_name")  # an input such as c is called c
+    untranslated = [key for key in wanted if found[key] == wanted[key] and not key.endswith(names)]
+    assert untranslated == []
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """A nested table of texts by dotted key."""
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+@pytest.mark.parametrize("word", ["nan", "black image", "overflow"])
+def test_the_nodes_that_help_are_found_by_what_went_wrong(server: ComfyServer, word: str) -> None:
+    info = server.client.call("GET", "/object_info")
+    found = {name for name, node in info.items() if word in (node.get("search_aliases") or [])}
+    assert found >= {"MossFP16Loader", "MossFP16Fix", "MossFP16Report"}
 
 
 @pytest.mark.parametrize("model", ["hot", "burst"])

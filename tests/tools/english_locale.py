@@ -12,8 +12,6 @@ from typing import Any
 
 from repo import ROOT
 
-from fold.report.messages import TEXTS
-
 ENGLISH = ROOT / "locales" / "en"
 
 
@@ -37,6 +35,8 @@ def node_def(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(url: str) -> None:
+    from fold.report.messages import TEXTS  # in a process that imports ComfyUI, fold is the pack's alone
+
     with urllib.request.urlopen(f"{url.rstrip('/')}/object_info", timeout=60) as answer:
         info = json.load(answer)
     write("nodeDefs.json", node_defs(info))
