@@ -10,8 +10,13 @@ from ..dtypes import NOTHING_APPLIED, AppliedDtypes, in_own_dtype, stored_dtype
 from ..errors import MossError
 from ..model.forward import MossDiT
 from ..model.ops import rope_bands
-from ..scaling.weights import unfold_tensor
-from .reader import Checkpoint, check_finite, is_finite
+from ..scaling.weights import rescale, row_scale
+from .reader import Checkpoint, cast_checked, check_finite, is_finite
+
+#: So much of a file is read before its pages are given back.
+RELEASE_BYTES = 128 * 1024 * 1024
+#: What needs no casting stays mapped, and with it the pages around; something small is not worth that.
+SMALL_BYTES = 1024 * 1024
 
 
 def load_model(
@@ -35,9 +40,15 @@ def load_model(
     with torch.device("meta"):
         model = MossDiT(checkpoint.arch, fused=checkpoint.fused, dtype=dtype)
     weights: dict[str, Tensor] = {}
+    read = 0
     for name in checkpoint.names():
         target = overrides.parameters.get(name, stored_dtype(name, dtype, checkpoint.arch.names))
         weights[name] = ready_tensor(checkpoint, name, target, unfold).to(device)
+        read += checkpoint.info(name).nbytes
+        if read > RELEASE_BYTES:
+            checkpoint.release()
+            read = 0
+    checkpoint.release()
     weights.setdefault(checkpoint.arch.names.rope_bands, default_bands(checkpoint.arch).to(device))
     model.load_state_dict(weights, assign=True)
     for path, own in overrides.modules(checkpoint.arch.names).items():
@@ -48,13 +59,18 @@ def load_model(
 
 def ready_tensor(checkpoint: Checkpoint, name: str, target: torch.dtype, unfold: bool) -> Tensor:
     """One weight in dtype `target`. Raises MossError where it holds, or becomes, anything not finite."""
-    tensor = checkpoint.tensor(name)
-    check_finite(name, tensor, checkpoint.where)
+    tensor, scale = checkpoint.tensor(name), None
     if unfold and checkpoint.record is not None:
-        ready = unfold_tensor(name, tensor, checkpoint.arch, checkpoint.record.factors, target)
+        scale = row_scale(name, checkpoint.arch, checkpoint.record.factors)
+    if scale is None:
+        ready, finite = cast_checked(tensor, target)
+        if ready is tensor and ready.nbytes < SMALL_BYTES:
+            ready = tensor.clone()
     else:
-        ready = tensor.to(target)
-    if target == torch.float16 and ready.dtype != tensor.dtype and not is_finite(ready):
+        ready = rescale(tensor, divide=scale, dtype=target)
+        finite = is_finite(ready)
+    if not finite:
+        check_finite(name, tensor, checkpoint.where)
         raise MossError(f"{name} in {checkpoint.where} does not fit fp16: compute in bf16 or fp32.")
     return ready
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 INDEX_NAME = "diffusion_pytorch_model.safetensors.index.json"
 SINGLE_NAME = "diffusion_pytorch_model.safetensors"
 SUBFOLDER = "transformer"
+#: Elements cast and looked at together: 2 to 4 MB.
+_PIECE = 2**20
 _MAX_INDEX_BYTES = 16 * 2**20
 _FIRST_BYTES = 512
 _DTYPE_NAMES = {
@@ -150,6 +152,13 @@ class Checkpoint:
             tensors = join_state_dict(tensors, self.arch) if fused else split_state_dict(tensors, self.arch)
         return tensors | {name: self.tensor(name) for name in self.companions}
 
+    def release(self) -> None:
+        """Give the pages read so far back to the system: a mapped file counts as this process's memory page by page.
+
+        Tensors already taken stay usable, and keep their own mapping. The next one opens the file anew.
+        """
+        self._handles.clear()
+
     def close(self) -> None:
         """Let go of the files; tensors already taken stay usable."""
         self._handles.clear()
@@ -202,6 +211,24 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     low, high = values.aminmax()
     return bool(low.isfinite() & high.isfinite())
+
+
+def cast_checked(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
+    """A CPU tensor in `dtype` (itself where it has it), and whether the result is finite everywhere.
+
+    Piece by piece, so that each is looked at while it is in the cache, not in passes of their own over all of it.
+    """
+    import torch
+
+    if tensor.dtype == dtype:
+        return tensor, is_finite(tensor)
+    ready = torch.empty(tensor.shape, dtype=dtype)
+    source, target, finite = tensor.reshape(-1), ready.view(-1), True
+    for start in range(0, source.numel(), _PIECE):
+        piece = target[start : start + _PIECE]
+        piece.copy_(source[start : start + _PIECE])
+        finite = finite and is_finite(piece)
+    return ready, finite
 
 
 def _folder_headers(folder: Path) -> Iterator[Header]:

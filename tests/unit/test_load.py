@@ -1,0 +1,86 @@
+"""Loading for the built-in model: what is cast is looked at on the way, and the file's pages are given back."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import golden
+import pytest
+import torch
+from repo import DATA
+
+from fold.checkpoint import load, reader
+from fold.checkpoint.load import load_model
+from fold.checkpoint.reader import cast_checked, open_checkpoint
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_PIECE", 7)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("target", DTYPES)
+def test_casting_in_pieces_is_casting(source: torch.dtype, target: torch.dtype) -> None:
+    x = torch.randn(5, 4).to(source)
+    ready, finite = cast_checked(x, target)
+    assert finite and ready.dtype == target and torch.equal(ready, x.to(target))
+    assert (ready.data_ptr() == x.data_ptr()) == (source == target)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("place", [0, 10, 19])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e6])
+def test_what_is_not_finite_afterwards_is_found_in_any_piece(place: int, value: float) -> None:
+    x = torch.randn(20)
+    x[place] = value
+    assert not cast_checked(x, torch.float16)[1]
+    assert cast_checked(x, torch.bfloat16)[1] == (value == 1e6)
+    assert cast_checked(x, torch.float32)[1] == (value == 1e6)
+
+
+def mapped(file: Path) -> int:
+    """Bytes of a file that are in this process's memory."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(file))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+def test_the_pages_of_a_file_are_given_back_while_it_is_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, seen = DATA / "hot.safetensors", [0]
+    limit = 64 * 1024
+    monkeypatch.setattr(load, "RELEASE_BYTES", limit)
+    cast = load.cast_checked
+
+    def watched(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
+        found = cast(tensor, dtype)
+        seen.append(mapped(file))
+        return found
+
+    monkeypatch.setattr(load, "cast_checked", watched)
+    with open_checkpoint(file) as checkpoint:
+        model = load_model(checkpoint, torch.float16)
+        largest = max(checkpoint.info(name).nbytes for name in checkpoint.names())
+        assert 0 < max(seen) < limit + 2 * largest + 2**17 < file.stat().st_size
+        assert mapped(file) == 0
+    for name, weight in golden.model("hot", torch.float16).state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name]), name
+
+
+def test_weights_that_need_no_casting_stay_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "SMALL_BYTES", 1024)
+    with open_checkpoint(DATA / "hot.safetensors") as checkpoint:
+        model = load_model(checkpoint, torch.bfloat16)
+        weight = checkpoint.tensor("layers.0.proj.o.weight")
+        assert model.layers[0].proj.o.weight.data_ptr() % 4096 == weight.data_ptr() % 4096  # the place in the file
+    assert torch.equal(model.layers[0].proj.o.weight, weight)
