@@ -1,6 +1,6 @@
 """Draws icon.png and banner.png for the Comfy registry: the stream against fp16's limit, without the fix and with it.
 
-    python docs/registry/draw.py
+python docs/registry/draw.py
 """
 
 from __future__ import annotations

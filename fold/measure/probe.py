@@ -17,7 +17,7 @@ from torch import Tensor
 from ..arch import MossArch
 from ..errors import MossCancelledError, MossError
 from ..model.forward import Attention, run_dit, sdpa
-from ..model.observer import Observer
+from ..model.observer import Kind, Observer
 from ..names import HEAD_MODULATION, MODULATION
 from ..scaling.factors import SCHEMA, TARGET_PEAK, Factors, factor_for_peak
 from ..scaling.plan import FP16_MAX, StreamPlan
@@ -31,7 +31,9 @@ _MAX_SIZE = 16384
 OnProgress = Callable[[int, int], None]
 Cancel = Callable[[], bool]
 #: (kind, layer) -> largest |x|
-Readings = dict[tuple[str, int], float]
+#: What an observer measured: a kind that the forward shows, or the name of what follows from one, and the layer.
+Key = tuple[Kind | str, int]
+Readings = dict[Key, float]
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class PeakObserver(Observer):
 
     def __init__(self, text_blocks: int, cancel: Cancel | None = None) -> None:
         self.text_blocks, self.cancel = text_blocks, cancel
-        self.found: dict[tuple[str, int], Tensor] = {}
+        self.found: dict[Key, Tensor] = {}
         self._queries: Tensor | None = None
 
     def stream(self, site: int, x: Tensor) -> None:
@@ -170,22 +172,25 @@ class PeakObserver(Observer):
         joint = site - self.text_blocks
         self._see("stream" if joint >= 0 else "text_stream", joint if joint >= 0 else site, x)
 
-    def inner(self, kind: str, layer: int, value: Tensor, scale: float) -> None:
+    def inner(self, kind: Kind, layer: int, value: Tensor, scale: float) -> None:
         match kind:
-            case "q" | "text_q":
+            case Kind.Q | Kind.TEXT_Q:
                 self._queries = value
-            case "k" | "text_k":
+            case Kind.K | Kind.TEXT_K:
                 assert self._queries is not None
-                name = "logits" if kind == "k" else "text_logits"
+                name = "logits" if kind is Kind.K else "text_logits"
                 self._keep((name, layer), largest_logit(self._queries, value))
                 self._queries = None
             case _:
                 self._see(kind, layer, value, scale)
 
-    def _see(self, kind: str, layer: int, value: Tensor, scale: float = 1.0) -> None:
+    def modulation(self, row: str, value: Tensor) -> None:
+        self._see(row, 0, value)
+
+    def _see(self, kind: Kind | str, layer: int, value: Tensor, scale: float = 1.0) -> None:
         self._keep((kind, layer), largest(value) / scale)
 
-    def _keep(self, key: tuple[str, int], peak: Tensor) -> None:
+    def _keep(self, key: Key, peak: Tensor) -> None:
         before = self.found.get(key)
         self.found[key] = peak if before is None else torch.maximum(before, peak)
 
@@ -195,8 +200,9 @@ class PeakObserver(Observer):
         readings = dict(zip(self.found, values, strict=True))
         for (kind, layer), value in readings.items():
             if not math.isfinite(value):
+                name = kind if isinstance(kind, str) else kind.name.lower()
                 raise MossError(
-                    f"The probe met NaN or infinity in {kind} of block {layer}, in fp32: check the weights."
+                    f"The probe met NaN or infinity in {name} of block {layer}, in fp32: check the weights."
                 )
         return readings
 
@@ -280,15 +286,15 @@ def _run(name: str, size: tuple[int, int], sigma: float, readings: Readings, arc
 def gather(readings: Readings, arch: MossArch) -> Peaks:
     """The readings of an observer, by block."""
 
-    def at(kind: str, layer: int) -> float:
+    def at(kind: Kind | str, layer: int) -> float:
         return readings[kind, layer]
 
     text = tuple(
         BlockPeaks(
             f"text.{i}",
-            max(at("text_mid", i), at("text_stream", i)),
-            at("text_o", i),
-            at("text_ffn_down", i),
+            max(at(Kind.TEXT_MID, i), at("text_stream", i)),
+            at(Kind.TEXT_O, i),
+            at(Kind.TEXT_FFN_DOWN, i),
             None,
             at("text_logits", i),
         )
@@ -297,16 +303,16 @@ def gather(readings: Readings, arch: MossArch) -> Peaks:
     joint = tuple(
         BlockPeaks(
             f"layer.{i}",
-            max(at("mid", i), at("stream", i)),
-            at("o", i),
-            at("ffn_down", i),
-            at("ffn_up_gate", i),
+            max(at(Kind.MID, i), at("stream", i)),
+            at(Kind.O, i),
+            at(Kind.FFN_DOWN, i),
+            at(Kind.FFN_UP_GATE, i),
             at("logits", i),
         )
         for i in range(arch.depth)
     )
     rows = {name: at(name, 0) for name in (*MODULATION, *HEAD_MODULATION)}
-    return Peaks(at("entry", 0), at("text_entry", 0), text, joint, rows)
+    return Peaks(at(Kind.ENTRY, 0), at(Kind.TEXT_ENTRY, 0), text, joint, rows)
 
 
 def choose_factors(peaks: Peaks, per_block: bool = False, target: float = TARGET_PEAK) -> Factors:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...fold.model.observer import Observer
+from ...fold.model.observer import Kind, Observer
 from ...fold.report.counters import BlockStats
 from ...fold.report.messages import Message, message, named
 from ...fold.scaling.factors import Factors
@@ -51,21 +51,23 @@ class WriterWatch(Observer):
 
     def begin(self) -> None:
         """Forget the call before."""
-        self.first: str | None = None
+        self.first: Kind | None = None
         self.asked = False
 
     def saw_anything(self) -> bool:
         return self.asked
 
-    def inner(self, kind: str, layer: int, value: Tensor, scale: float) -> None:
+    def inner(self, kind: Kind, layer: int, value: Tensor, scale: float) -> None:
         self.asked = True
         if self.first is not None:
             return
-        if kind in ("q", "ffn_up_gate"):
-            if not bool(value.isfinite().all()):
-                self.first = "stream"
-        elif kind in ("o", "ffn_down") and not bool((value.abs() < FP16_MAX).all()):
-            self.first = kind
+        match kind:
+            case Kind.Q | Kind.FFN_UP_GATE if not bool(value.isfinite().all()):
+                self.first = kind
+            case Kind.O | Kind.FFN_DOWN if not bool((value.abs() < FP16_MAX).all()):
+                self.first = kind
+            case _:
+                pass  # the text blocks' writers have no s, and a stream is in the counters
 
 
 def evidence_of(blocks: Sequence[BlockStats], watch: WriterWatch | None) -> Evidence:
@@ -73,7 +75,7 @@ def evidence_of(blocks: Sequence[BlockStats], watch: WriterWatch | None) -> Evid
     stream = tuple(b.name for b in blocks if b.saturated or b.non_finite)
     if watch is None:
         return Evidence(stream)
-    return Evidence(stream, watch.first == "o", watch.first == "ffn_down")
+    return Evidence(stream, watch.first is Kind.O, watch.first is Kind.FFN_DOWN)
 
 
 def next_rung(rung: Rung, evidence: Evidence, *, manageable: bool) -> Rung | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import golden
 import pytest
 import torch
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 from fold.arch import MossArch
 from fold.demo import demo_arch
 from fold.dtypes import stored_dtype
+from fold.measure.probe import Key, PeakObserver, gather
 from fold.model.forward import MossDiT, run_dit
-from fold.model.observer import Observer
+from fold.model.observer import Kind, Observer
+from fold.names import HEAD_MODULATION, MODULATION
 from fold.report.counters import Counters, site_names
 from fold.scaling.factors import Factors
 from fold.scaling.plan import StreamPlan
@@ -188,16 +192,43 @@ def test_other_geometries_run(case: Case) -> None:
     assert bool(out.isfinite().all())
 
 
+class Watch(Observer):
+    """What it was shown, by kind and by row."""
+
+    def __init__(self, wants: bool = True) -> None:
+        self.wants_inner, self.kinds, self.rows = wants, set[Kind](), list[str]()
+
+    def inner(self, kind: Kind, layer: int, value: Tensor, scale: float) -> None:
+        self.kinds.add(kind)
+
+    def modulation(self, row: str, value: Tensor) -> None:
+        self.rows.append(row)
+
+
 def test_inner_values_are_told_only_to_those_who_want_them(case: Case) -> None:
-    class Watch(Observer):
-        def __init__(self, wants: bool) -> None:
-            self.wants_inner, self.kinds = wants, set[str]()
+    watch = Watch(wants=False)
+    velocity(case, observer=watch)
+    assert watch.kinds == set() and watch.rows == []
 
-        def inner(self, kind: str, layer: int, value: Tensor, scale: float) -> None:
-            self.kinds.add(kind)
 
-    for wants in (False, True):
-        watch = Watch(wants)
-        velocity(case, observer=watch)
-        assert ({"o", "ffn_down", "ffn_up_gate", "q", "k", "entry", "text_o"} <= watch.kinds) == wants
-        assert bool(watch.kinds) == wants
+def test_the_forward_shows_every_kind_and_every_modulation_row(case: Case) -> None:
+    watch = Watch()
+    velocity(case, observer=watch)
+    assert watch.kinds == set(Kind)
+    assert watch.rows == [*MODULATION, *HEAD_MODULATION]
+
+
+def test_what_the_forward_shows_is_all_read_by_the_probe(case: Case) -> None:
+    class Read(dict[Key, float]):
+        used: ClassVar[set[Key]] = set()
+
+        def __getitem__(self, key: Key) -> float:
+            self.used.add(key)
+            return super().__getitem__(key)
+
+    arch = golden.model(case.model).arch
+    observer = PeakObserver(arch.text_blocks)
+    velocity(case, observer=observer)
+    found = Read(observer.read())
+    gather(found, arch)
+    assert Read.used == found.keys()
