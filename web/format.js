@@ -8,21 +8,36 @@ export function powerOfTwo(exponent) {
   return `2${exponent < 0 ? "⁻" : ""}${digits}`
 }
 
-/** A peak at a glance: 31234 -> "3.1e4", 812.4 -> "812", 0.0123 -> "0.012". */
+const THIN = "\u202f" // narrow and never broken at the end of a line
+
+/** A number with its thousands apart from five digits on: 296960 -> "296 960", 4096 -> "4096". */
+export function grouped(text) {
+  const [whole, ...rest] = String(text).split(".")
+  if (whole.length < 5) return String(text)
+  return [whole.replace(/\B(?=(\d{3})+(?!\d))/g, THIN), ...rest].join(".")
+}
+
+/** A peak in a sentence: 15008.3 -> "15 008", 812.4 -> "812", 0.0123 -> "0.012", 3.4e38 -> "3.4e38". */
 export function peak(value) {
   if (value === Infinity) return "∞"
   if (typeof value !== "number" || !Number.isFinite(value)) return "–"
   if (value === 0) return "0"
   const size = Math.abs(value)
-  if (size >= 1e4 || size < 1e-3) return value.toExponential(1).replace("e+", "e")
-  return size >= 100 ? String(Math.round(value)) : String(Number(value.toPrecision(2)))
+  if (size >= 1e7 || size < 1e-3) return value.toExponential(1).replace("e+", "e")
+  return size >= 100 ? grouped(Math.round(value)) : String(Number(value.toPrecision(2)))
 }
 
 /** A peak in full, for a tooltip or a table: up to seven significant digits (fp32 has no more). */
 export function exact(value) {
   if (value === Infinity) return "∞"
   if (typeof value !== "number" || !Number.isFinite(value)) return "–"
-  return String(Number(value.toPrecision(7)))
+  const short = String(Number(value.toPrecision(7)))
+  return short.includes("e") ? short : grouped(short)
+}
+
+/** A tick of the axis, 2^exponent: a plain number as far as that is short, "2¹⁷" beyond. */
+export function tick(exponent) {
+  return exponent >= 0 && exponent <= 16 ? String(2 ** exponent) : powerOfTwo(exponent)
 }
 
 /** Headroom in bits: one decimal, two below one bit; a real minus sign. "–" for none, "−∞" for a peak not finite. */

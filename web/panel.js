@@ -4,18 +4,23 @@ import { api } from "../../scripts/api.js"
 import { app } from "../../scripts/app.js"
 import * as graph from "./graph.js"
 import { Texts } from "./i18n.js"
+import { AdvancedInputs, setHints } from "./inputs.js"
 import { ReportStore } from "./store.js"
+import { Toasts, onPage } from "./toasts.js"
 import { PanelView } from "./view.js"
 
 const SOURCES = new Set(["MossFP16Loader", "MossFP16Fix"])
 const REPORT_NODE = "MossFP16Report"
-const MIN_HEIGHT = 260 // with the canvas' margin of 10 on each side
+const HEIGHT = 320 // with the canvas' margin of 10 on each side
+const SMALL_HEIGHT = 190
+const BUTTON_HEIGHT = 30 // of the button for the advanced inputs
 const FAR_ZOOM = 0.55
+const LOOK_EVERY = 250 // ms
 
 const store = new ReportStore()
 const texts = new Texts()
-const panels = new Map() // node -> PanelView
-const toasted = new Set()
+const panels = new Map() // node on a graph -> {view, inputs}
+const toasts = new Toasts(texts, onPage(() => app.extensionManager?.toast))
 
 // ---- drawing -------------------------------------------------------------------------------------------------------
 
@@ -27,8 +32,44 @@ function refresh() {
   pending = true
   requestAnimationFrame(() => {
     pending = false
-    for (const [node, view] of panels) paint(node, view)
+    paintAll()
   })
+}
+
+/** A node that left its graph has no panel any more, and a panel that cannot be painted keeps no other from it. */
+function paintAll() {
+  const reporters = reportersOf()
+  for (const [node, panel] of [...panels]) {
+    if (!node.graph) drop(node)
+    else guarded(node, () => paint(node, panel, reporters), (error) => panel.view.fail(texts.t("note.broken", { error })))
+  }
+}
+
+const said = new Set()
+
+/** What `act` gives; where it throws that is logged once, and `otherwise` is called. */
+function guarded(node, act, otherwise = () => {}) {
+  try {
+    return act()
+  } catch (error) {
+    const what = `${node.comfyClass}: ${error}`
+    if (!said.has(what)) console.error("[MOSS FP16] A panel could not be painted:", error)
+    said.add(what)
+    otherwise(error)
+    return undefined
+  }
+}
+
+/** source node -> the report nodes that show its runs. */
+function reportersOf() {
+  const root = graph.rootGraph(app)
+  const found = new Map()
+  for (const node of panels.keys()) {
+    if (node.comfyClass !== REPORT_NODE || !node.graph || graph.aside(node)) continue
+    const source = guarded(node, () => graph.modelSource(root, node, SOURCES))
+    if (source) found.set(source, [...(found.get(source) ?? []), node])
+  }
+  return found
 }
 
 function viewOf(node) {
@@ -37,46 +78,170 @@ function viewOf(node) {
   return workflow && node.graph ? store.view(workflow, graph.executionIds(root, node)) : store.view("", [])
 }
 
-function paint(node, view) {
-  view.root.dataset.nodeId = node.id
+/** Whose report a node shows: its own; where it has none, that of the node its runs go through or end in. */
+function shownOf(node, reporters) {
   const own = viewOf(node)
-  if (node.comfyClass === REPORT_NODE && (own.phase === "idle" || own.phase === "waiting")) {
-    const source = graph.modelSource(node, SOURCES)
-    const live = source ? viewOf(source) : null
-    if (live?.phase === "running") return view.render(live, source.title)
+  const has = own.report || own.refusal
+  if (node.comfyClass === REPORT_NODE) {
+    const source = graph.modelSource(graph.rootGraph(app), node, SOURCES)
+    const other = source ? viewOf(source) : null
+    const newer = other?.promptId !== own.promptId && other?.order > own.order // a run that was queued elsewhere
+    if (other?.report && (!has || newer)) return { view: other, from: source.title, live: other.phase === "running" }
+  } else if (!has) {
+    const ids = graph.executionIds(graph.rootGraph(app), node)
+    for (const reporter of reporters.get(node) ?? []) {
+      const other = viewOf(reporter)
+      if (other.report && ids.includes(other.report.nodeId)) return { view: other, from: reporter.title }
+    }
   }
-  view.render(own)
+  return { view: own }
 }
 
-/** Zoomed far out, only what can be read from there is shown, larger. Cheap enough to look at a few times a second. */
-function watchZoom() {
-  let far = null
+function paint(node, { view, inputs }, reporters) {
+  view.root.dataset.nodeId = node.id
+  const { view: found, from = "", live = false } = shownOf(node, reporters)
+  const aside = graph.aside(node)
+  const shown = { ...found, aside, reporter: node.comfyClass === REPORT_NODE, errorNode: failedElsewhere(node, found) }
+  view.render(shown, {
+    from,
+    live,
+    reported: reporters.has(node),
+    remedy: remedyOf(node, shown),
+    advanced: advancedOf(inputs),
+  })
+}
+
+/** The title of the node that failed, where it is another one. */
+function failedElsewhere(node, { errorNode }) {
+  const root = graph.rootGraph(app)
+  if (!errorNode || graph.executionIds(root, node).includes(String(errorNode))) return ""
+  return graph.nodeOf(root, errorNode)?.title ?? ""
+}
+
+/** What changes from outside without a message is looked at a few times a second: zoom, mute, links, a widget's value. */
+function watch() {
+  let before = ""
   setInterval(() => {
-    const now = (app.canvas?.ds?.scale ?? 1) < FAR_ZOOM
-    if (now === far && !pending) return
-    far = now
-    for (const view of panels.values()) view.root.classList.toggle("moss-far", far)
-  }, 250)
+    const far = (app.canvas?.ds?.scale ?? 1) < FAR_ZOOM
+    for (const { view } of panels.values()) view.root.classList.toggle("moss-far", far)
+    const now = [...panels].map(([node, panel]) => signature(node, panel)).join()
+    if (now !== before) refresh()
+    before = now
+  }, LOOK_EVERY)
+}
+
+function signature(node, { inputs }) {
+  return guarded(node, () => {
+    inputs.settle()
+    inputs.showFault(app.lastNodeErrors?.[node.id]?.errors)
+    const source = node.comfyClass === REPORT_NODE ? graph.modelSource(graph.rootGraph(app), node, SOURCES) : node
+    const fix = source?.widgets?.find((widget) => widget.name === "fix")?.value
+    const { changed } = inputs.counts()
+    return [node.id, node.mode, Boolean(node.graph), source?.id, source?.title, fix, inputs.open, changed, vueNodes()].join(":")
+  })
+}
+
+const vueNodes = () => globalThis.LiteGraph?.vueNodesMode === true
+
+// ---- the remedy ----------------------------------------------------------------------------------------------------
+
+/** The node that a report's remedy is about: the one that made the report. */
+function sourceOf(node, report) {
+  const found = report?.nodeId ? graph.nodeOf(graph.rootGraph(app), report.nodeId) : null
+  if (found && SOURCES.has(found.comfyClass)) return found
+  return SOURCES.has(node.comfyClass) ? node : graph.modelSource(graph.rootGraph(app), node, SOURCES)
+}
+
+const linked = (node, name) => node.inputs?.some((input) => input.widget?.name === name && input.link != null) === true
+
+/** What to do, in words, and the button that does it: {text, button, title}. */
+function remedyOf(node, { report }) {
+  const remedy = report?.remedy
+  if (!remedy) return null
+  const text = texts.say(remedy)
+  const { source, widget } = targetOf(node, report)
+  if (!widget) return { text }
+  const values = { ...remedy.action, node: source.title }
+  if (widget.value === remedy.action.value) return { text: texts.t("button.isSet", values) }
+  return { text, button: texts.t("button.set", values), title: texts.t("button.setOn", values) }
+}
+
+/** The widget that a remedy sets; none where the value comes in by a link. */
+function targetOf(node, report) {
+  const action = report?.remedy?.action
+  const source = action ? sourceOf(node, report) : null
+  const widget = source?.widgets?.find((candidate) => candidate.name === action.input)
+  return { source, widget: widget && !linked(source, action.input) ? widget : null }
+}
+
+/** Sets the widget as a hand would: one step that undo takes back. */
+function applyRemedy(node) {
+  const { report } = shownOf(node, reportersOf()).view
+  const { source, widget } = targetOf(node, report)
+  if (!widget) return
+  const { value } = report.remedy.action
+  app.canvas?.emitBeforeChange?.()
+  try {
+    widget.value = value
+    widget.callback?.(value, app.canvas, source)
+  } finally {
+    app.canvas?.emitAfterChange?.()
+  }
+  source.setDirtyCanvas?.(true, true)
+  refresh()
+}
+
+/** The button over the panel that shows the advanced inputs; Nodes 2.0 has one of its own. */
+function advancedOf(inputs) {
+  const { all, changed } = inputs.counts()
+  const always = app.extensionManager?.setting?.get("Comfy.Node.AlwaysShowAdvancedWidgets") === true
+  if (vueNodes() || all === 0 || always) return null
+  const key = inputs.open ? "button.basic" : changed > 0 ? "button.advancedChanged" : "button.advanced"
+  return { words: texts.t(key, { n: all, changed }), open: inputs.open }
 }
 
 // ---- the nodes -----------------------------------------------------------------------------------------------------
 
 function attach(node) {
-  const view = new PanelView(texts.t)
+  const inputs = new AdvancedInputs(node)
+  const act = (what) => (what === "remedy" ? applyRemedy(node) : (inputs.toggle(), refresh()))
+  const view = new PanelView(texts, act)
   view.root.classList.toggle("moss-far", (app.canvas?.ds?.scale ?? 1) < FAR_ZOOM)
+  // A workflow that is being loaded has its links later than its nodes: until the first paint nothing is grown.
+  const getMinHeight = () => (view.small || !view.shown ? SMALL_HEIGHT : HEIGHT) + (view.advanced.hidden ? 0 : BUTTON_HEIGHT)
   // hideInPanel: the side panel would show the same element, and so take it out of the node.
-  const options = { serialize: false, hideOnZoom: false, hideInPanel: true, getMinHeight: () => MIN_HEIGHT, getValue: () => "" }
+  const options = { serialize: false, hideOnZoom: false, hideInPanel: true, getMinHeight, getValue: () => "" }
   const widget = node.addDOMWidget("moss_fp16_panel", "moss_fp16_panel", view.root, options)
   widget.serialize = false // not in the workflow JSON; options.serialize keeps it out of the prompt
-  panels.set(node, view)
   passThrough(view.root)
-  const removed = node.onRemoved
-  node.onRemoved = function (...args) {
-    panels.delete(node)
-    view.dispose()
-    return removed?.apply(this, args)
+  const panel = { view, inputs }
+  follow(node, "onAdded", () => enter(node, panel))
+  follow(node, "onRemoved", () => drop(node))
+  if (node.graph) enter(node, panel)
+}
+
+/** Calls `then` after whatever the node's own callback does. */
+function follow(node, name, then) {
+  const own = node[name]
+  node[name] = function (...args) {
+    const result = own?.apply(this, args)
+    then()
+    return result
   }
+}
+
+/** Only nodes on a graph have a panel: those that were made to be copied, or taken off, have none. */
+function enter(node, panel) {
+  panels.set(node, panel)
+  panel.inputs.settle()
+  setHints(node, texts.t)
+  panel.view.observe()
   refresh()
+}
+
+function drop(node) {
+  panels.get(node)?.view.dispose()
+  panels.delete(node)
 }
 
 /** In the classic canvas the wheel and the middle button over the panel still zoom and pan. */
@@ -184,33 +349,42 @@ async function runningJobs() {
   }
 }
 
-function toast({ node_id: nodeId, prompt_id: promptId, kind, severity, text }) {
-  if (!store.concerns(promptId, graph.workflowId(app))) return false
-  const once = `${promptId}\u0000${nodeId}\u0000${kind}`
-  if (typeof text !== "string" || toasted.has(once)) return false
-  toasted.add(once)
-  if (toasted.size > 500) toasted.delete(toasted.values().next().value)
-  const known = ["info", "warn", "error"].includes(severity) ? severity : "info"
-  const life = known === "info" ? 6000 : 12_000
-  app.extensionManager?.toast?.add({ severity: known, summary: texts.t("toast.title"), detail: text, life })
+function onNotice(notice) {
+  if (store.concerns(notice.prompt_id, graph.workflowId(app))) toasts.notice(notice)
   return false
+}
+
+/** Which workflows have a run waiting in the queue. */
+async function lookAtQueue() {
+  try {
+    const { jobs } = await getJson("/jobs?status=pending&limit=50")
+    store.setQueued((Array.isArray(jobs) ? jobs : []).map((job) => job.workflow_id).filter((id) => id))
+  } catch {
+    store.setQueued([]) // an older server cannot say
+  }
+  refresh()
 }
 
 // Registered while the module loads: the page reports messages of a type that nobody listens to as errors.
 listen("moss_fp16.report", (detail) => store.receive({ ...detail, live: true }))
-listen("moss_fp16.notice", toast)
+listen("moss_fp16.notice", onNotice)
 listen("execution_start", startRun)
 listen("execution_cached", ({ prompt_id: id, nodes }) => store.runCached(id, nodes))
 listen("executed", onExecuted)
 listen("execution_success", ({ prompt_id: id }) => store.runEnded(id, "done"))
-listen("execution_error", (detail) => store.runEnded(detail.prompt_id, "failed", detail.exception_message?.trim()))
+listen("execution_error", (detail) => {
+  store.runEnded(detail.prompt_id, "failed", String(detail.exception_message ?? "").trim(), detail.node_id ?? null)
+})
 listen("execution_interrupted", ({ prompt_id: id }) => store.runEnded(id, "interrupted"))
-listen("reconnected", restore)
+listen("reconnected", () => (restore(), lookAtQueue(), false))
+listen("promptQueued", () => (lookAtQueue(), false))
+listen("status", () => (panels.size > 0 && lookAtQueue(), false))
 
 // ---- texts and styles ----------------------------------------------------------------------------------------------
 
 function setLocale() {
   texts.locale = app.extensionManager?.setting?.get("Comfy.Locale") ?? document.documentElement.lang
+  for (const node of panels.keys()) setHints(node, texts.t)
   refresh()
 }
 
@@ -235,7 +409,7 @@ app.registerExtension({
   init: loadStyle,
   async setup() {
     app.ui?.settings?.addEventListener?.("Comfy.Locale.change", setLocale)
-    watchZoom()
+    watch()
     await loadTexts()
   },
   nodeCreated(node) {

@@ -1,6 +1,6 @@
 // What arrives from the server, made safe to show: every field has a type, and nothing in here throws.
 
-import { blockLevel, headroomBits, worstLevel } from "./scale.js"
+import { LEVELS, headroomBits, worstLevel } from "./scale.js"
 
 export const SCHEMA = "moss_fp16.report/"
 export const SCHEMA_VERSION = 1
@@ -31,13 +31,19 @@ function magnitude(value) {
   return Math.abs(number)
 }
 
-function normaliseBlock(raw, index, limited) {
+/** What became of the image, as the server judges it. */
+export const OUTCOMES = Object.freeze(["ok", "rescued", "saturated", "broken", "unknown"])
+const SEVERITIES = new Set(["info", "warn", "error"])
+
+const oneOf = (list, value, fallback) => (list.includes(value) ? value : fallback)
+
+function normaliseBlock(raw, index) {
   const source = isObject(raw) ? raw : {}
   const nonFinite = whole(source.non_finite)
   let maxAbs = magnitude(source.max_abs)
   // JSON has no infinity: an overflow arrives as null.
   if (source.max_abs === null || nonFinite > 0) maxAbs = Infinity
-  const block = {
+  return {
     name: text(source.name, `#${index}`, 64),
     maxAbs,
     over: whole(source.over),
@@ -45,17 +51,43 @@ function normaliseBlock(raw, index, limited) {
     clamped: whole(source.clamped),
     nonFinite,
     bits: headroomBits(maxAbs),
+    level: oneOf(LEVELS, source.level, "none"),
   }
-  return { ...block, level: blockLevel(block, limited) }
+}
+
+/** What fills a message's placeholders: texts and numbers, lists of them, and messages of their own. */
+function messageValue(value, depth) {
+  if (Array.isArray(value)) return value.slice(0, MAX_LIST).map((item) => messageValue(item, depth))
+  if (isObject(value)) return depth > 3 ? "" : normaliseMessage(value, depth + 1)
+  return text(value)
+}
+
+/** A sentence off the wire: {key, values, severity, text}, `text` being the English of it. */
+export function normaliseMessage(raw, depth = 0) {
+  if (!isObject(raw)) return { key: "", values: {}, severity: "warn", text: text(raw) }
+  const values = isObject(raw.values) ? raw.values : {}
+  return {
+    key: text(raw.key, "", 64),
+    values: Object.fromEntries(Object.entries(values).map(([name, value]) => [name, messageValue(value, depth)])),
+    severity: SEVERITIES.has(raw.severity) ? raw.severity : "warn",
+    text: text(raw.text),
+  }
+}
+
+function normaliseRemedy(raw) {
+  if (!isObject(raw)) return null
+  const action = isObject(raw.action) ? raw.action : null
+  const usable = action && ["input", "value"].every((name) => typeof action[name] === "string" && action[name] !== "")
+  return { ...normaliseMessage(raw), action: usable ? { input: text(action.input), value: text(action.value) } : null }
 }
 
 function normaliseRescue(raw) {
-  if (!isObject(raw)) return { step: null, sigma: null, rung: text(raw), reason: "" }
+  if (!isObject(raw)) return { step: null, sigma: null, rung: text(raw), reason: normaliseMessage("") }
   return {
     step: typeof raw.step === "number" && Number.isFinite(raw.step) ? raw.step : null,
     sigma: typeof raw.sigma === "number" && Number.isFinite(raw.sigma) ? raw.sigma : null,
     rung: text(raw.rung),
-    reason: text(raw.reason),
+    reason: normaliseMessage({ key: raw.reason_key, values: raw.reason_values, text: raw.reason }),
   }
 }
 
@@ -108,9 +140,11 @@ export function normalise(raw) {
 
   const streamDtype = text(raw.stream_dtype, "", 32)
   const limited = !/^(fp32|float32|bf16|bfloat16)$/.test(streamDtype)
-  const blocks = raw.blocks.slice(0, MAX_BLOCKS).map((block, index) => normaliseBlock(block, index, limited))
+  const blocks = raw.blocks.slice(0, MAX_BLOCKS).map((block, index) => normaliseBlock(block, index))
   const rescues = (Array.isArray(raw.rescues) ? raw.rescues : []).slice(0, MAX_LIST).map(normaliseRescue)
-  const warnings = (Array.isArray(raw.warnings) ? raw.warnings : []).slice(0, MAX_LIST).map((w) => text(w))
+  // A report made without a page in mind has the English sentences alone.
+  const said = Array.isArray(raw.messages) ? raw.messages : Array.isArray(raw.warnings) ? raw.warnings : []
+  const messages = said.slice(0, MAX_LIST).map((message) => normaliseMessage(message))
   const check = isObject(raw.self_check) ? raw.self_check : null
   const report = {
     raw,
@@ -124,7 +158,12 @@ export function normalise(raw) {
     modelCalls: whole(raw.model_calls),
     blocks,
     rescues,
-    warnings: warnings.filter((w) => w !== ""),
+    messages: messages.filter((message) => message.key !== "" || message.text !== ""),
+    remedy: normaliseRemedy(raw.remedy),
+    outcome: oneOf(OUTCOMES, raw.outcome, "unknown"),
+    cause: isObject(raw.verdict?.values?.cause) ? normaliseMessage(raw.verdict.values.cause) : null,
+    error: isObject(raw.error) ? normaliseMessage(raw.error) : null,
+    threshold: magnitude(raw.threshold),
     selfCheck: check ? { result: text(check.result), detail: text(check.detail) } : null,
     state: text(raw.state, "", 32),
     step: whole(raw.step, whole(raw.steps)),

@@ -1,32 +1,17 @@
-// Numbers to places and classes: the log2 axis, and how near a block is to the fp16 maximum. Pure functions.
+// Numbers to places: the log2 axis, the bars, and the doublings left under the fp16 maximum. Pure functions.
 
 /** The largest finite fp16 number. */
 export const FP16_MAX = 65504
 export const FP16_MAX_LOG2 = Math.log2(FP16_MAX)
 
-/** Headroom below which a block counts as close, and as tight, in bits (doublings left). */
-export const CLOSE_BITS = 3
-export const TIGHT_BITS = 1
-
-/** Which of two levels is worse: a later one. `wide` is a stream in fp32 or bf16, where 65504 is no limit. */
-export const LEVELS = Object.freeze(["none", "ok", "wide", "close", "tight", "over"])
+/** The levels a block can have, as the server gives them; a later one is worse. `none`: the report gives no level. */
+export const LEVELS = Object.freeze(["none", "ok", "low", "saturated", "not_finite"])
 
 /** log2(65504 / maxAbs); null where there is nothing to divide by, -Infinity for a peak that is not finite. */
 export function headroomBits(maxAbs) {
   if (maxAbs === Infinity) return -Infinity
   if (typeof maxAbs !== "number" || !(maxAbs > 0)) return null
   return FP16_MAX_LOG2 - Math.log2(maxAbs)
-}
-
-/** The level of one normalised block. `limited` says whether the stream is stored in fp16 at all. */
-export function blockLevel(block, limited = true) {
-  if (block.nonFinite > 0 || block.maxAbs === Infinity) return "over"
-  if (block.maxAbs === null) return "none"
-  const bits = headroomBits(block.maxAbs)
-  if (!limited) return bits !== null && bits <= 0 ? "wide" : "ok"
-  if (block.saturated > 0 || (bits !== null && bits <= 0)) return "over"
-  if (bits === null || bits >= CLOSE_BITS) return "ok"
-  return bits >= TIGHT_BITS ? "close" : "tight"
 }
 
 /** The worst level of several. */

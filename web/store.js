@@ -1,7 +1,7 @@
 // The last report of every node of every workflow that this page has heard of, and what the current run is doing.
 // Pure state: no DOM, no network. A slot is found by workflow id and execution id ("12:3" inside subgraph node 12).
 
-import { normalise } from "./report.js"
+import { normalise, normaliseMessage } from "./report.js"
 
 const MAX_RUNS = 200
 const MAX_SLOTS = 500
@@ -17,12 +17,17 @@ export const EMPTY = Object.freeze({
   notes: Object.freeze([]),
   cached: false,
   promptId: null,
-  error: null,
+  error: null, // why it failed, a message
+  errorNode: null, // the execution id of the node that failed
   order: 0,
 })
 
+/** The report's own reason first: it can be translated. */
+const whyFailed = (run, report) => ({ error: report?.error ?? run.error ?? null, errorNode: run.errorNode ?? null })
+
 export class ReportStore {
   constructor() {
+    this.queued = new Set()
     this.slots = new Map()
     this.runs = new Map()
     this.order = 0
@@ -85,22 +90,21 @@ export class ReportStore {
     for (const id of Array.isArray(nodeIds) ? nodeIds : []) run.cached.add(String(id))
   }
 
-  /** The run is over: "done", "failed" or "interrupted". */
-  runEnded(promptId, outcome, error = null) {
+  /** The run is over: "done", "failed" or "interrupted"; `error` is the English of why and `errorNode` where. */
+  runEnded(promptId, outcome, error = null, errorNode = null) {
     const run = this.#run(promptId)
     if (run.ended) return
     run.ended = outcome
-    run.error = error
+    run.error = error ? normaliseMessage(error) : null
+    run.errorNode = errorNode
     this.#close(promptId, run)
   }
 
   #close(promptId, run) {
     for (const slot of this.slots.values()) {
       if (slot.promptId !== promptId || ENDED.has(slot.phase)) continue
-      if (slot.phase === "running") {
-        Object.assign(slot, { phase: run.ended, error: run.error ?? null })
-      } else if (run.ended !== "done") {
-        Object.assign(slot, { phase: run.ended, error: run.error ?? null })
+      if (slot.phase === "running" || run.ended !== "done") {
+        Object.assign(slot, { phase: run.ended, ...whyFailed(run, slot.report) })
       } else if (run.cached.has(slot.nodeId) && slot.previous) {
         Object.assign(slot, { ...slot.previous, phase: "done", cached: true })
       } else {
@@ -146,10 +150,15 @@ export class ReportStore {
       promptId,
       previous: null,
       cached: cached || report?.cached === true,
-      error: phase === "failed" ? (run.error ?? null) : null,
+      ...(phase === "failed" ? whyFailed(run, report) : { error: null, errorNode: null }),
       order: ++this.order,
     })
     return true
+  }
+
+  /** The workflows that have a run waiting in the server's queue. */
+  setQueued(workflowIds) {
+    this.queued = new Set(workflowIds)
   }
 
   /** The runs that began and are not known to have ended. */
@@ -174,7 +183,7 @@ export class ReportStore {
     if (!last) return EMPTY
     const { promptId, run } = last
     if (!run.ended) return { ...EMPTY, phase: "waiting", promptId }
-    if (run.ended !== "done") return { ...EMPTY, phase: run.ended, promptId, error: run.error }
+    if (run.ended !== "done") return { ...EMPTY, phase: run.ended, promptId, ...whyFailed(run, null) }
     return nodeIds.some((id) => run.cached.has(id)) ? { ...EMPTY, phase: "unsampled", promptId } : EMPTY
   }
 
@@ -183,9 +192,10 @@ export class ReportStore {
    * place; the one heard of last is shown, and `instance` then names it.
    */
   view(workflowId, nodeIds) {
+    const queued = this.queued.has(workflowId)
     const found = nodeIds.map((id) => this.slots.get(key(workflowId, id))).filter((slot) => slot !== undefined)
-    if (found.length === 0) return this.#unheard(workflowId, nodeIds)
+    if (found.length === 0) return { ...this.#unheard(workflowId, nodeIds), queued }
     const latest = found.reduce((a, b) => (b.order > a.order ? b : a))
-    return nodeIds.length > 1 ? { ...latest, instance: latest.nodeId } : latest
+    return { ...latest, queued, ...(nodeIds.length > 1 ? { instance: latest.nodeId } : {}) }
   }
 }

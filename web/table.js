@@ -4,12 +4,8 @@ import { html } from "./dom.js"
 import * as format from "./format.js"
 import { GLYPHS } from "./words.js"
 
-const COLUMNS = ["block", "peak", "headroom", "saturated", "clamped", "nonFinite", "over"]
-
-function cells(block, limited) {
-  const bits = limited ? format.bits(block.bits) : "–"
-  return [format.exact(block.maxAbs), bits, block.saturated, block.clamped, block.nonFinite, block.over].map(String)
-}
+/** The columns that say nothing where every block has 0 in them, the worst first. */
+const COUNTS = ["nonFinite", "saturated", "clamped", "over"]
 
 export class Table {
   constructor(t) {
@@ -22,18 +18,21 @@ export class Table {
   }
 
   draw(report) {
+    const counted = COUNTS.filter((name) => report.blocks.some((block) => block[name] > 0))
+    const threshold = format.exact(report.threshold)
     this.caption.textContent = this.t("table.caption")
     this.head.replaceChildren(
-      ...COLUMNS.map((name) => html("th", { scope: "col" }, this.t(`table.${name}`))),
+      ...["block", "peak", "headroom", ...counted].map((name) => html("th", { scope: "col" }, this.t(`table.${name}`, { threshold }))),
     )
-    this.body.replaceChildren(...report.blocks.map((block) => this.#row(block, report)))
+    this.body.replaceChildren(...report.blocks.map((block) => this.#row(block, report, counted)))
   }
 
-  #row(block, report) {
+  #row(block, report, counted) {
     const name = html("th", { scope: "row" }, `${GLYPHS[block.level]} ${block.name}`)
     const row = html("tr", { class: `moss-level-${block.level}` }, name)
     row.toggleAttribute("data-nearest", block === report.peak)
-    row.append(...cells(block, report.limited).map((value) => html("td", {}, value)))
+    const numbers = [format.exact(block.maxAbs), report.limited ? format.bits(block.bits) : "–"]
+    row.append(...[...numbers, ...counted.map((name) => format.grouped(block[name]))].map((value) => html("td", {}, value)))
     return row
   }
 }

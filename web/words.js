@@ -1,46 +1,85 @@
-// The panel's sentences, built from a normalised report. `t(key, values)` gives a text in the reader's language.
+// The panel's sentences, built from a normalised report. `t(key, values)` gives a text in the reader's language,
+// `say(message)` a sentence of the server.
 
 import * as format from "./format.js"
-import { headroomBits } from "./scale.js"
 
-export const GLYPHS = Object.freeze({ none: "○", ok: "●", wide: "◇", close: "◆", tight: "▲", over: "✖", rescued: "↺" })
+export const GLYPHS = Object.freeze({
+  none: "○", ok: "●", low: "◆", saturated: "▲", not_finite: "✖",
+  rescued: "↺", broken: "✖", unknown: "○", failed: "✖", interrupted: "■",
+})
+const NAMED = 3
 
-/**
- * The verdict of a whole report: a block level, or "rescued" where the guard computed bad calls again. The counts of a
- * call that was computed again are not in the report, so an overflow that is in it was not rescued.
- */
-export function verdict(report) {
-  if (report.blocks.length === 0) return "none"
-  return report.rescues.length > 0 && report.level !== "over" ? "rescued" : report.level
+/** What the badge says: how the run ended where it did not end well, else what became of the image. */
+export function verdict({ phase, report }) {
+  if (phase === "failed" || phase === "interrupted") return phase
+  return report ? report.outcome : "none"
 }
 
-/**
- * "layer.22 peaks 3.1e4 · 1.1 bits of headroom": the block nearest to overflow, in words.
- * On a device that cannot copy its counters while it works, a running report holds zeros only.
- */
-export function headline(report, t, running = false) {
+/** "layer.0, layer.1, layer.2 and 3 more". */
+function names(blocks, t) {
+  const shown = blocks.slice(0, NAMED).map((block) => block.name).join(t("list.comma"))
+  return blocks.length > NAMED ? t("list.more", { names: shown, n: blocks.length - NAMED }) : shown
+}
+
+const ofLevel = (report, level) => report.blocks.filter((block) => block.level === level)
+
+/** What the first two lines say already. */
+const CONSEQUENCES = new Set(["black_image", "some_images_broken", "image_affected"])
+
+/** The first line: what this means for the image, or why the run failed. */
+export function headline(view, { t, say }) {
+  const { report, phase } = view
+  if (phase === "failed") return failure(view, { t, say })
+  if (!report) return ""
+  if (phase === "running" && report.outcome === "ok" && report.peak?.maxAbs === 0) return t("headline.later")
+  return outcomeWords(report, phase, { t, say })
+}
+
+function failure({ error, report, errorNode = "" }, { t, say }) {
+  const words = error ? say(error) : report?.error ? say(report.error) : ""
+  if (!words) return t("headline.failedPlain")
+  return errorNode ? t("headline.failedIn", { node: errorNode, error: words }) : t("headline.failed", { error: words })
+}
+
+function outcomeWords(report, phase, { t, say }) {
+  const ended = phase === "done"
+  const last = report.rescues.at(-1)
+  const rescue = { step: last?.step ?? "?", rung: last?.rung || "?", n: report.rescues.length }
+  switch (report.outcome) {
+    case "ok":
+      return t(ended ? "headline.ok" : "headline.okRunning")
+    case "rescued":
+      if (!ended) return t("headline.rescuedRunning", rescue)
+      return t(rescue.n > 1 ? "headline.rescued" : "headline.rescuedOnce", rescue)
+    case "saturated":
+      return t(ended ? "headline.saturated" : "headline.saturatedRunning")
+    case "broken": {
+      const cause = (report.cause && say(report.cause)) || t("headline.cause")
+      if (report.messages.some(({ key }) => key === "some_images_broken")) return t("headline.brokenSome", { cause })
+      return t(ended ? "headline.broken" : "headline.brokenRunning", { cause })
+    }
+    default:
+      return t("headline.unknown")
+  }
+}
+
+/** The number behind it: where NaN or infinity is, else the largest value and the margin it leaves. */
+export function fact(report, t) {
+  if (report.blocks.length === 0) return ""
+  const broken = ofLevel(report, "not_finite")
+  if (broken.length > 0) return t("fact.notFinite", { blocks: names(broken, t) })
+  const saturated = ofLevel(report, "saturated")
+  if (saturated.length > 0) return t("fact.saturated", { blocks: names(saturated, t) })
   const block = report.peak
-  if (!block) return report.blocks.length === 0 ? "" : t("headline.noPeaks")
-  const values = { block: block.name, peak: format.peak(block.maxAbs) }
-  if (block.maxAbs === Infinity) {
-    const more = report.blocks.filter((b) => b.maxAbs === Infinity).length - 1
-    return more > 0 ? t("headline.overflowMany", { ...values, n: more }) : t("headline.overflow", values)
-  }
-  if (block.maxAbs === 0) return t(running ? "headline.later" : "headline.zero")
-  const bits = headroomBits(block.maxAbs)
-  if (!report.limited) {
-    return t(bits <= 0 ? "headline.wideOver" : "headline.wide", {
-      ...values,
-      dtype: report.streamDtype,
-      bits: format.bits(Math.abs(bits)),
-    })
-  }
-  if (bits <= 0) return t("headline.saturated", values)
-  return t("headline.headroom", { ...values, bits: format.bits(bits) })
+  if (!block) return t("fact.noPeaks")
+  if (block.maxAbs === 0) return t("fact.zero")
+  const values = { block: block.name, peak: format.peak(block.maxAbs), dtype: report.streamDtype, bits: format.bits(block.bits) }
+  if (!report.limited) return t(block.bits < 0 ? "fact.wideOver" : "fact.wide", values)
+  return t(block.level === "low" ? "fact.marginSmall" : "fact.margin", values)
 }
 
-function factorWords(report) {
-  const { c, sAttn, sFfn } = report.factors
+/** A factor, or several that are not all 1 as one text. */
+function factorWords({ c, sAttn, sFfn }) {
   const parts = []
   if (c.length) parts.push(`c ${format.factors(c)}`)
   if (sAttn.some((s) => s !== 1)) parts.push(`s_attn ${format.factors(sAttn)}`)
@@ -48,53 +87,59 @@ function factorWords(report) {
   return parts.join(", ")
 }
 
-/** What was done about it: a rescue first, then clamping, then the fold, then nothing. */
+/** Whether a fix is at work, and what it does. */
 export function action(report, t) {
-  if (report.rescues.length > 0) {
-    const last = report.rescues[report.rescues.length - 1]
-    const values = { step: last.step ?? "?", rung: last.rung || "?", reason: last.reason, n: report.rescues.length }
-    const key = report.rescues.length === 1 ? "action.rescuedOnce" : "action.rescued"
-    const said = t(key, values)
-    return last.reason ? `${said} (${last.reason})` : said
-  }
   const parts = []
-  if (report.clamped > 0) parts.push(t("action.clamped", { n: format.count(report.clamped) }))
-  if (report.saturated > 0) parts.push(t("action.saturated", { n: format.count(report.saturated) }))
-  const factors = factorWords(report)
-  const fold = { factors }
-  if (report.mode === "online") parts.push(t("action.online", fold))
-  else if (report.mode === "weights") parts.push(t("action.weights", { factors: bakedWords(report) || factors }))
+  if (report.clamped > 0) parts.push(t("action.clamped", { n: format.grouped(report.clamped) }))
+  const { baked } = report.factors
+  const factors = format.factors(report.factors.c)
+  if (report.mode === "online") parts.push(t("action.online", { factors }))
+  else if (report.mode === "weights") parts.push(t("action.weights", { factors: baked ? format.factors(baked.c) : factors }))
   else if (report.mode === "fp32_residual") parts.push(t("action.fp32Residual"))
   else if (report.mode === "none") parts.push(t("action.none"))
   return parts.join(" ")
 }
 
-function bakedWords(report) {
-  const baked = report.factors.baked
-  return baked && baked.c.length ? `c ${format.factors(baked.c)}` : ""
-}
-
 /** The status line's parts: what ran. */
-export function setup(report) {
-  const baked = bakedWords(report)
-  const clamp = report.factors.clamp === null ? "" : `clamp ±${format.exact(report.factors.clamp)}`
-  const parts = [report.mode, report.engine, report.computeDtype, factorWords(report), baked && `baked ${baked}`, clamp]
-  return parts.filter((part) => part)
+export function setup(report, t) {
+  const { baked, clamp } = report.factors
+  return [
+    t("setup.fix", { mode: report.mode }),
+    t("setup.engine", { engine: report.engine }),
+    report.computeDtype,
+    factorWords(report.factors),
+    baked && baked.c.length > 0 ? `baked c ${format.factors(baked.c)}` : "",
+    clamp === null ? "" : `clamp ±${format.exact(clamp)}`,
+  ].filter((part) => part)
 }
 
-/** The status line's counts: [{key, value, bad}], always all four, so that a zero is seen to be zero. */
-export function counts(report) {
-  return [
-    { key: "count.saturated", value: report.saturated, bad: report.limited && report.saturated > 0 },
+/** The status line's counts: [{text, title, bad}]; zeros are left out, and where all are zero that is said. */
+export function counts(report, t) {
+  if (report.blocks.length === 0) return []
+  const all = [
+    { key: "count.nonFinite", value: report.nonFinite, bad: true },
+    { key: "count.saturated", value: report.saturated, bad: report.limited },
     { key: "count.clamped", value: report.clamped, bad: false },
-    { key: "count.nonFinite", value: report.nonFinite, bad: report.nonFinite > 0 },
     { key: "count.rescued", value: report.rescues.length, bad: false },
   ]
+  const shown = all
+    .filter(({ value }) => value > 0)
+    .map(({ key, value, bad }) => ({ text: t(key, { n: format.count(value) }), title: format.grouped(value), bad }))
+  const clean = report.nonFinite === 0 && report.saturated === 0
+  return clean ? [{ text: t("count.clean"), title: "", bad: false }, ...shown] : shown
 }
 
-/** The state in words: idle, step k of n, done, failed, interrupted, cached. */
+/** The state in words: idle, queued, step k of n, done, failed, interrupted, cached, muted, bypassed. */
 export function state(view, t) {
-  const { report, phase } = view
+  const words = runState(view, t)
+  if (view.aside) return view.report ? `${t(`state.${view.aside}`)} · ${words}` : t(`state.${view.aside}`)
+  if (view.queued && view.phase !== "running" && view.phase !== "waiting") {
+    return view.phase === "idle" ? t("state.queued") : `${t("state.queued")} · ${words}`
+  }
+  return words
+}
+
+function runState({ report, phase, cached }, t) {
   const steps = report && report.totalSteps > 0 ? { k: report.step, n: report.totalSteps } : null
   switch (phase) {
     case "waiting":
@@ -102,8 +147,9 @@ export function state(view, t) {
     case "running":
       return steps ? t("state.step", steps) : t("state.running")
     case "done":
-      if (view.cached) return t("state.cached")
-      return report && report.step > 0 ? t("state.doneSteps", { n: report.totalSteps || report.step }) : t("state.done")
+      if (cached) return t("state.cached")
+      if (!report || report.step === 0) return t("state.done")
+      return t(report.outcome === "broken" ? "state.brokenSteps" : "state.doneSteps", { n: report.totalSteps || report.step })
     case "failed":
       return steps ? t("state.failedAt", steps) : t("state.failed")
     case "interrupted":
@@ -116,27 +162,32 @@ export function state(view, t) {
 }
 
 /** One block in words, for a tooltip and for a screen reader: a list of lines. */
-export function blockLines(block, limited, t) {
-  if (block.level === "none") return [block.name, t("block.unknown")]
+export function blockLines(block, report, t) {
+  if (block.maxAbs === null) return [block.name, t("block.unknown")]
   const lines = [block.name, t("block.peak", { peak: format.exact(block.maxAbs) })]
   if (block.maxAbs === Infinity) lines.push(t("block.overflow"))
-  else if (block.bits !== null && limited) lines.push(t("block.headroom", { bits: format.bits(block.bits) }))
-  if (block.saturated > 0) lines.push(`${t("count.saturated")} ${block.saturated}`)
-  else if (block.over > 0) lines.push(t("block.over", { n: block.over }))
-  if (block.clamped > 0) lines.push(`${t("count.clamped")} ${block.clamped}`)
-  if (block.nonFinite > 0) lines.push(`${t("count.nonFinite")} ${block.nonFinite}`)
+  else if (block.bits !== null && report.limited) lines.push(t("block.headroom", { bits: format.bits(block.bits) }))
+  if (block.saturated > 0) lines.push(t("count.saturated", { n: format.grouped(block.saturated) }))
+  else if (block.over > 0) lines.push(t("block.over", { n: format.grouped(block.over), threshold: format.exact(report.threshold) }))
+  if (block.clamped > 0) lines.push(t("count.clamped", { n: format.grouped(block.clamped) }))
+  if (block.nonFinite > 0) lines.push(t("count.nonFinite", { n: format.grouped(block.nonFinite) }))
   return lines
 }
 
-/** Warnings, odd fields and the self-check's finding, one line each. */
-export function remarks(view, t) {
-  const lines = view.notes.map((note) => t(note))
-  const report = view.report
-  if (view.error) lines.push(t("remark.error", { error: view.error }))
+/** What else there is to say, one line each, the server's order kept: [{text, severity}]. */
+export function remarks(view, { t, say }) {
+  const lines = view.notes.map((note) => ({ text: t(note), severity: "warn" }))
+  const { report } = view
   if (!report) return lines
-  // The server's own sentence about it is among the warnings.
-  if (report.selfCheck?.result === "failed" && report.warnings.length === 0) {
-    lines.push(t("remark.selfCheck", { result: report.selfCheck.result, detail: report.selfCheck.detail }))
+  for (const { step, rung, reason } of report.rescues) {
+    const words = say(reason)
+    if (words) lines.push({ text: t("remark.rescue", { step: step ?? "?", rung: rung || "?", reason: words }), severity: "info" })
   }
-  return [...lines, ...report.warnings]
+  // The server's own sentence about it is among the messages.
+  if (report.selfCheck?.result === "failed" && report.messages.length === 0) {
+    lines.push({ text: t("remark.selfCheck", report.selfCheck), severity: "warn" })
+  }
+  const rest = report.messages.filter(({ key }) => !CONSEQUENCES.has(key))
+  const said = rest.map((message) => ({ text: say(message), severity: message.severity }))
+  return [...lines, ...said.filter(({ text }) => text !== "")]
 }

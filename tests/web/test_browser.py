@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     yield from serve(running)
 
 
+@pytest.fixture(scope="session")
+def control(server: ComfyServer) -> Iterator[str]:
+    """The address of a helper: a POST to it restarts the ComfyUI at the address it had."""
+
+    class Restart(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            server.stop()
+            server.start()
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Not into the tests' output."""
+
+    with HTTPServer(("127.0.0.1", 0), Restart) as helper:
+        threading.Thread(target=helper.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{helper.server_port}"
+        helper.shutdown()
+
+
 @pytest.mark.parametrize("name", files("unit"))
 def test_pure_part(name: str) -> None:
     run_node(HERE / "unit" / name, {})
@@ -76,5 +98,5 @@ def test_pure_part(name: str) -> None:
 
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 @pytest.mark.parametrize("name", files("browser"))
-def test_page(name: str, server: ComfyServer) -> None:
-    run_node(HERE / "browser" / name, {"MOSS_URL": server.url, "CHROMIUM": str(CHROMIUM)})
+def test_page(name: str, server: ComfyServer, control: str) -> None:
+    run_node(HERE / "browser" / name, {"MOSS_URL": server.url, "MOSS_CONTROL": control, "CHROMIUM": str(CHROMIUM)})

@@ -3,7 +3,6 @@
 import assert from "node:assert/strict"
 import { randomUUID } from "node:crypto"
 import fs from "node:fs"
-import os from "node:os"
 import path from "node:path"
 import { fileURLToPath } from "node:url"
 import { chromium } from "playwright-core"
@@ -23,49 +22,77 @@ const TIMEOUT = 90_000
 
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
 
-export class Page {
-  /** Starts a browser with a profile of its own and opens the page with these settings. */
-  static async open({ vue = false, dark = true, locale = "en", width = 1500, height = 1000 } = {}) {
-    const profile = fs.mkdtempSync(path.join(os.tmpdir(), "moss-chromium-"))
-    const context = await chromium.launchPersistentContext(profile, {
-      executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-      headless: true,
-      args: FLAGS,
-      viewport: { width, height },
-      acceptDownloads: true,
-    })
-    try {
-      return await Page.#start(context, profile, { vue, dark, locale })
-    } catch (error) {
-      await context.close() // else the browser keeps the test process alive
-      throw error
-    }
+/** Asks again and again until the answer is true; slow machines get the time they need. */
+export async function until(check, what, seconds = 90) {
+  const end = Date.now() + seconds * 1000
+  let last
+  while (Date.now() < end) {
+    last = await check()
+    if (last) return last
+    await sleep(40)
   }
+  throw new Error(`${what}: not within ${seconds} s, the last answer was ${JSON.stringify(last)}`)
+}
 
-  static async #start(context, profile, { vue, dark, locale }) {
-    context.setDefaultTimeout(TIMEOUT)
-    await context.grantPermissions(["clipboard-read", "clipboard-write"], { origin: new URL(URL_BASE).origin })
-    const opened = new Page(context, context.pages()[0] ?? (await context.newPage()), profile)
-    await opened.load()
-    const settings = {
-      "Comfy.TutorialCompleted": true, "Comfy.VueNodes.Enabled": vue, "Comfy.ColorPalette": dark ? "dark" : "light",
+let browser = null
+
+async function theBrowser() {
+  const executablePath = process.env.CHROMIUM ?? "/usr/bin/chromium"
+  browser ??= await chromium.launch({ executablePath, headless: true, args: FLAGS })
+  return browser
+}
+
+const palette = (dark) => (dark ? "dark" : "light")
+
+/** The page's settings are the server's: set before the page is opened, so that it is opened only once. */
+async function setSettings(values) {
+  const response = await fetch(`${URL_BASE}/settings`, { method: "POST", body: JSON.stringify(values) })
+  assert.ok(response.ok, `the settings were refused: ${response.status}`)
+}
+
+export class Page {
+  static opened = new Set()
+
+  /** A fresh profile with these settings, and the page in it. */
+  static async open({ vue = false, dark = true, locale = "en", width = 1500, height = 1000 } = {}) {
+    await setSettings({
+      "Comfy.TutorialCompleted": true, "Comfy.VueNodes.Enabled": vue, "Comfy.ColorPalette": palette(dark),
       "Comfy.Locale": locale, "Comfy.Minimap.Visible": false, "Comfy.Graph.CanvasInfo": false,
       "Comfy.Workflow.WarnBlueprintOverwrite": false, "Comfy.Validation.Workflows": false,
+    })
+    const context = await (await theBrowser()).newContext({ viewport: { width, height }, acceptDownloads: true })
+    context.setDefaultTimeout(TIMEOUT)
+    await context.grantPermissions(["clipboard-read", "clipboard-write"], { origin: new URL(URL_BASE).origin })
+    const opened = new Page(context, await context.newPage())
+    Page.opened.add(opened)
+    try {
+      await opened.load()
+    } catch (error) {
+      await opened.close() // else the browser keeps the test process alive
+      throw error
     }
-    await opened.page.evaluate(async (values) => {
-      for (const [id, value] of Object.entries(values)) await window.app.extensionManager.setting.set(id, value)
-    }, settings)
-    await opened.load()
     return opened
   }
 
-  constructor(context, page, profile) {
-    Object.assign(this, { context, page, profile, messages: [] })
+  constructor(context, page) {
+    Object.assign(this, { context, page, messages: [] })
     page.on("pageerror", (error) => this.messages.push(`page error: ${error.stack ?? error}`))
     page.on("console", (message) => {
       if (!["error", "warning"].includes(message.type())) return
       this.messages.push(`${message.type()}: ${message.text()} (${message.location()?.url ?? ""})`)
     })
+  }
+
+  /** Another tab of the same browser. */
+  async tab() {
+    const tab = new Page(this.context, await this.context.newPage())
+    await tab.load()
+    return tab
+  }
+
+  async theme(dark) {
+    await this.page.evaluate((name) => window.app.extensionManager.setting.set("Comfy.ColorPalette", name), palette(dark))
+    await this.painted()
   }
 
   async load() {
@@ -97,8 +124,11 @@ export class Page {
   }
 
   async close() {
+    Page.opened.delete(this)
     await this.context.close()
-    fs.rmSync(this.profile, { recursive: true, force: true, maxRetries: 3 })
+    if (Page.opened.size > 0) return
+    await browser?.close() // else it keeps the test process alive
+    browser = null
   }
 
   // ---- the graph ---------------------------------------------------------------------------------------------------
@@ -146,6 +176,52 @@ export class Page {
     }, nodes)
   }
 
+  /** What `app` does with a node: evaluates `act(node, argument, app)` in the page. */
+  async node(nodeId, act, argument = null) {
+    return this.page.evaluate(
+      ([nodeId, act, argument]) => {
+        const graph = window.app.canvas.graph
+        const node = graph.getNodeById(nodeId) ?? graph.getNodeById(Number(nodeId))
+        return new Function(`return (${act})`)()(node, argument, window.app)
+      },
+      [nodeId, String(act), argument],
+    )
+  }
+
+  widget(nodeId, name) {
+    return this.node(nodeId, (node, name) => node.widgets.find((w) => w.name === name)?.value, name)
+  }
+
+  /** Sets widgets as a hand would, so that undo knows of it. */
+  async set(nodeId, values) {
+    await this.node(
+      nodeId,
+      (node, values, app) => {
+        app.canvas.emitBeforeChange()
+        for (const [name, value] of Object.entries(values)) node.widgets.find((w) => w.name === name).value = value
+        app.canvas.emitAfterChange()
+      },
+      values,
+    )
+  }
+
+  command(id) {
+    return this.page.evaluate((id) => window.app.extensionManager.command.execute(id), id)
+  }
+
+  async select(...nodeIds) {
+    await this.page.evaluate((ids) => {
+      const { canvas } = window.app
+      canvas.deselectAll()
+      for (const id of ids) canvas.select(canvas.graph.getNodeById(id) ?? canvas.graph.getNodeById(Number(id)))
+    }, nodeIds)
+  }
+
+  /** What the toasts on screen say. */
+  toasts() {
+    return this.page.locator("[data-testid='toast']").allInnerTexts()
+  }
+
   /** Queues the workflow on screen and returns the prompt's id. */
   async queue() {
     const [response] = await Promise.all([
@@ -189,7 +265,8 @@ export class Page {
       },
       [nodeId, zoom, width, height],
     )
-    await sleep(600)
+    await this.painted()
+    await sleep(120)
     await this.painted()
   }
 
@@ -217,11 +294,12 @@ export class Page {
       const node = app.canvas.graph.getNodeById(nodeId) ?? app.canvas.graph.getNodeById(Number(nodeId))
       const { scale, offset } = app.canvas.ds
       const box = app.canvas.canvas.getBoundingClientRect()
-      const panel = document.querySelector(`.moss-panel[data-node-id="${nodeId}"]`).getBoundingClientRect()
+      const panel = document.querySelector(`.moss-panel[data-node-id="${nodeId}"]`)?.getBoundingClientRect()
+      const collapsed = node.flags?.collapsed
       const x = box.left + (node.pos[0] + offset[0]) * scale - 12
       const y = box.top + (node.pos[1] + offset[1] - 34) * scale - 8
-      const right = Math.max(x + node.size[0] * scale + 24, panel.right + 22)
-      const bottom = Math.max(panel.bottom + 24, y + (node.size[1] + 40) * scale + 8)
+      const right = Math.max(x + (collapsed ? 260 : node.size[0]) * scale + 24, (panel?.right ?? 0) + 22)
+      const bottom = Math.max((panel?.bottom ?? 0) + 24, y + ((collapsed ? 0 : node.size[1]) + 40) * scale + 8)
       const left = Math.max(0, x)
       const top = Math.max(0, y)
       return {
@@ -241,6 +319,19 @@ export class Panel {
 
   text(part) {
     return this.root.locator(`.moss-${part}`).first().textContent()
+  }
+
+  shows(part) {
+    return this.root.locator(`.moss-${part}`).first().isVisible()
+  }
+
+  verdict() {
+    return this.root.getAttribute("data-verdict")
+  }
+
+  /** What the run was set to: fix, engine, dtype, factors. */
+  setup() {
+    return this.text("setup")
   }
 
   state() {
@@ -274,14 +365,14 @@ export class Panel {
     await this.root.locator(`button[data-action="${action}"]`).click()
   }
 
-  /** The table's cells, opened and closed again: [[name, peak, headroom, saturated, clamped, non-finite, over]]. */
+  /** The table's cells, opened and closed again, with the columns' names first; the blocks' without their marks. */
   async rows() {
     await this.click("table")
     const rows = await this.root
-      .locator(".moss-table tbody tr")
+      .locator(".moss-table tr")
       .evaluateAll((list) => list.map((row) => [...row.children].map((cell) => cell.textContent)))
     await this.click("table")
-    return rows.map(([name, ...rest]) => [name.replace(/^\S+ /, ""), ...rest])
+    return rows.map(([name, ...rest], index) => [index === 0 ? name : name.replace(/^\S+ /, ""), ...rest])
   }
 
   bars() {
@@ -298,3 +389,6 @@ export async function getJson(route) {
 export function example(name) {
   return JSON.parse(fs.readFileSync(path.join(ROOT, "example_workflows", `${name}.json`), "utf8"))
 }
+
+/** The example workflows' file names: they are what the template browser shows as titles. */
+export const EXAMPLES = { headless: "MOSS-Image fp16 - without text encoder", textToImage: "MOSS-Image fp16 - text to image" }

@@ -102,13 +102,29 @@ test("a node that a run passed by says so, with and without a report before", ()
 test("failed and interrupted runs", () => {
   begin("p1")
   store.receive(entry({ state: "running" }))
-  store.runEnded("p1", "failed", "out of memory")
-  assert.deepEqual([see().phase, see().error, see().report.mode], ["failed", "out of memory", "online"])
+  store.runEnded("p1", "failed", "out of memory", "9")
+  assert.deepEqual([see().phase, see().error.text, see().errorNode, see().report.mode], ["failed", "out of memory", "9", "online"])
   store.receive(entry({ state: "running" })) // overtaken by the end of its own run
   assert.equal(see().phase, "failed")
   begin("p2")
   store.runEnded("p2", "interrupted")
   assert.deepEqual([see().phase, see().report], ["interrupted", null])
+})
+
+test("a failed run's own reason, which can be translated, comes before the server's English", () => {
+  begin("p1")
+  store.receive(entry({ state: "running" }))
+  store.runEnded("p1", "failed", "MossError: raw words")
+  const error = { key: "error_memory", values: {}, text: "Out of memory." }
+  store.receive(entry({ state: "failed", report: report({ error, state: "failed" }) }))
+  assert.equal(see().error.key, "error_memory")
+})
+
+test("a workflow with a run in the queue says so", () => {
+  store.setQueued(["wf"])
+  assert.deepEqual([see().queued, store.view("other", ["4"]).queued], [true, false])
+  store.setQueued([])
+  assert.equal(see().queued, false)
 })
 
 test("the workflow may be known later than the first message", () => {
