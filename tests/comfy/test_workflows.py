@@ -6,16 +6,19 @@ After a change of a node's inputs, `python tests/tools/refresh_workflows.py` bri
 from __future__ import annotations
 
 import json
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pytest
 import refresh_workflows
 import torch
 from comfy_server import ComfyServer, load_client
-from refresh_workflows import EXAMPLES, Json, Schema, is_widget
+from refresh_workflows import EXAMPLES, TWINS, Json, Schema, is_widget
 from safetensors.torch import load_file, save_file
 
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.json"))
+MUTED = 2  # a node's mode in a UI workflow
 #: inputs whose choices are the user's own files, or newer than the ComfyUI of these tests
 FREE_CHOICES = {"model_name", "clip_name", "vae_name", "file", "type"}
 
@@ -29,15 +32,15 @@ def schemas(server: ComfyServer) -> dict[str, Schema]:
 def load(name: str) -> tuple[Json, Json]:
     """(UI workflow, API workflow)."""
     ui = json.loads((EXAMPLES / f"{name}.json").read_text("utf-8"))
-    return ui, json.loads((EXAMPLES / "api" / f"{name}.json").read_text("utf-8"))
+    return ui, json.loads((EXAMPLES / "api" / f"{TWINS[name]}.json").read_text("utf-8"))
 
 
 def to_api(ui: Json, schemas: dict[str, Schema]) -> Json:
-    """What the page would send for a UI workflow (no subgraphs, reroutes or muted nodes here)."""
+    """What the page would send for a UI workflow (no subgraphs or reroutes here)."""
     links = {link[0]: [str(link[1]), link[2]] for link in ui["links"]}
     prompt = {}
     for node in ui["nodes"]:
-        if node["type"] == "MarkdownNote":
+        if node["type"] == "MarkdownNote" or node["mode"] == MUTED:
             continue
         sockets = {socket["name"]: socket["link"] for socket in node["inputs"]}
         values, inputs = list(node["widgets_values"]), {}
@@ -55,7 +58,8 @@ def to_api(ui: Json, schemas: dict[str, Schema]) -> Json:
 
 
 def test_both_examples_are_there() -> None:
-    assert NAMES == ["moss_fp16_headless", "moss_fp16_text_to_image"]
+    assert sorted(TWINS) == NAMES
+    assert sorted(path.stem for path in (EXAMPLES / "api").glob("*.json")) == sorted(TWINS.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +108,7 @@ def test_headless_workflow_runs(server: ComfyServer) -> None:
     for name, seed in (("moss_positive", 0), ("moss_negative", 1)):
         context = torch.randn(1, 4 + seed, 48, generator=torch.Generator().manual_seed(seed))
         save_file({"context": context}, server.base / "input" / f"{name}.safetensors")
-    prompt = load(name="moss_fp16_headless")[1]
+    prompt = load("MOSS-Image fp16 - without text encoder")[1]
     for setting in (
         "MossFP16Loader.model_name=hot.safetensors",
         "EmptyFlux2LatentImage.width=64",
@@ -125,3 +129,17 @@ def test_headless_workflow_runs(server: ComfyServer) -> None:
 def test_templates_are_offered(server: ComfyServer) -> None:
     offered = server.client.call("GET", "/workflow_templates")
     assert sorted(offered["ComfyUI-MOSS-FP16"]) == NAMES
+    for name in NAMES:
+        picture = f"{server.url}/api/workflow_templates/ComfyUI-MOSS-FP16/{urllib.parse.quote(name)}.jpg"
+        with urllib.request.urlopen(picture, timeout=60) as answer:
+            assert answer.headers.get_content_type() == "image/jpeg" and answer.read(2) == b"\xff\xd8", name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_are_named_with_a_folder_and_an_address(name: str) -> None:
+    """What the page needs to offer a download of a file that is missing."""
+    declared = [model for node in load(name)[0]["nodes"] for model in node["properties"].get("models", [])]
+    assert declared
+    for model in declared:
+        assert model["url"].startswith("https://huggingface.co/") and model["url"].endswith(f"/{model['name']}")
+        assert model["directory"] in ("diffusion_models", "text_encoders", "vae")

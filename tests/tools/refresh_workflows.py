@@ -16,6 +16,11 @@ from comfy_server import ComfyServer
 from repo import NO_COMFYUI, ROOT, find_comfyui
 
 EXAMPLES = ROOT / "example_workflows"
+#: UI workflow -> API twin. A UI workflow's file name is its title in the page's template browser.
+TWINS = {
+    "MOSS-Image fp16 - text to image": "moss_fp16_text_to_image",
+    "MOSS-Image fp16 - without text encoder": "moss_fp16_headless",
+}
 WIDGETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}
 
 Json = dict[str, Any]
@@ -64,7 +69,7 @@ def refresh_ui(ui: Json, prompt: Json, known: dict[str, Schema]) -> None:
     for node in ui["nodes"]:
         twin = prompt.get(str(node["id"]))
         if twin is None:
-            continue  # a note
+            continue  # a note, or a muted node that is the page's alone
         schema, values = known[node["type"]], []
         for name, kind, options in schema:
             if is_widget(kind, options):
@@ -84,13 +89,13 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as base, ComfyServer(comfyui, Path(base)) as server:
         known = schemas(server)
-    for path in sorted(EXAMPLES.glob("*.json")):
-        ui = json.loads(path.read_text("utf-8"))
-        prompt = json.loads((EXAMPLES / "api" / path.name).read_text("utf-8"))
+    for name, twin in TWINS.items():
+        path, api = EXAMPLES / f"{name}.json", EXAMPLES / "api" / f"{twin}.json"
+        ui, prompt = json.loads(path.read_text("utf-8")), json.loads(api.read_text("utf-8"))
         refresh_api(prompt, known)
         refresh_ui(ui, prompt, known)
-        path.write_text(json.dumps(ui, indent=1) + "\n", "utf-8")
-        (EXAMPLES / "api" / path.name).write_text(json.dumps(prompt, indent=2) + "\n", "utf-8")
+        path.write_text(json.dumps(ui, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        api.write_text(json.dumps(prompt, indent=2) + "\n", "utf-8")
     return 0
 
 
