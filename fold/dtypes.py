@@ -214,7 +214,7 @@ def _fuse(name: str, parts: tuple[str, ...], chosen: dict[str, DtypeRule], defau
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{part.split('.')[-2]} {dtype_name(dtype)}" for part, dtype in dtypes.items())
         raise MossError(
-            f"{name} holds q, k and v in one matrix, but their dtypes shall be {listed}: give all three the same."
+            f"{name} holds q, k and v in one matrix, but dtypes {listed} were asked for: give all three the same."
         )
     for part in parts:
         if part in chosen:

@@ -60,7 +60,7 @@ class MossFP16Probe(io.ComfyNode):
                     step=1.0,
                     advanced=True,
                     optional=True,
-                    tooltip="Where the peaks shall end up. 4096 leaves four bits below fp16's maximum.",
+                    tooltip="The peak that the factors are chosen for. 4096 leaves four bits below fp16's maximum.",
                 ),
             ],
             outputs=[

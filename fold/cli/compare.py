@@ -46,7 +46,7 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("checkpoint", help="a .safetensors file or an HF folder; with --against a saved run as well")
     add_run_options(parser)
-    held = parser.add_argument_group("what it is held against")
+    held = parser.add_argument_group("what it is compared with")
     held.add_argument(
         "--reference", metavar="CKPT", help="another checkpoint (default: the same one; with --save: none)"
     )
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     reference = load_run(args.against) if args.against else None
     if is_run(args.checkpoint):
         if reference is None or args.save:
-            raise MossError(f"{args.checkpoint} is a saved run: give the one it is held against with --against.")
+            raise MossError(f"{args.checkpoint} is a saved run: give the one to compare it with by --against.")
         other = load_run(args.checkpoint)
     else:
         reference, other = _run_both(args, reference)

@@ -74,5 +74,5 @@ def advice(checkpoint: Checkpoint) -> str:
         )
     return (
         "No fold is recorded: in fp16 the base weights overflow, so use fix = online with c = 1/16, or write a fixed "
-        "file with `export SRC DST --c 1/16`. A healed finetune needs neither."
+        "file with `export SRC DST --c 1/16`. A finetune that was trained to stay in range needs neither."
     )

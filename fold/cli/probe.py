@@ -28,7 +28,9 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--sigmas", default="1,0.5,0.02", help="noise levels above 0 (default 1,0.5,0.02)")
     parser.add_argument("--seed", type=int, default=0, help="noise seed (default 0)")
     parser.add_argument("--per-block", action="store_true", help="choose one of each factor per block")
-    parser.add_argument("--target", type=float, default=4096.0, help="where the peaks shall end up (default 4096)")
+    parser.add_argument(
+        "--target", type=float, default=4096.0, help="the peak that the factors are chosen for (default 4096)"
+    )
     parser.add_argument("--device", default="cpu", help="a torch device (default cpu)")
     parser.add_argument("--out", metavar="FILE", help="write the result as JSON, for --factors")
     add_json_option(parser)

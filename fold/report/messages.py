@@ -36,7 +36,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     ),
     "model_broken": (
         "error",
-        "The output is not finite even in fp32: the model, an adapter or the conditioning is broken.",
+        "Even in fp32 the output holds NaN or infinity: the model, an adapter or the conditioning is broken.",
     ),
     "out_of_range": ("warn", "Step {step}: {reason} in fp16 (guard is set to report, so nothing was done)."),
     "self_check_failed": (
@@ -62,7 +62,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "cause_limit": ("info", "values hit fp16's limit of 65504 in {blocks}"),
     "cause_clamp": ("info", "the clamp limited values in {blocks}"),
     "cause_input": ("info", "the model was given NaN or infinity"),
-    "cause_model": ("info", "the output is not finite even in fp32"),
+    "cause_model": ("info", "even in fp32 the output holds NaN or infinity"),
     "cause_output": ("info", "the model's output holds NaN or infinity"),
     # ---- what to do: the report's remedy, and what fills {remedy}
     "remedy_fix": ("info", "Set fix = {value} on {node}."),
@@ -83,7 +83,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "reason_ffn": ("info", "the output of ffn_down out of range"),
     "reason_stream_attn": ("info", "{blocks} out of range, and the output of o"),
     "reason_stream_ffn": ("info", "{blocks} out of range, and the output of ffn_down"),
-    "reason_output": ("info", "the output was not finite"),
+    "reason_output": ("info", "the output holds NaN or infinity"),
     # ---- who could be writing to the stream: fills {suspects}
     "suspect_conditioning": ("info", "conditioning {name}"),
     "suspect_control": ("info", "a control input"),
