@@ -153,7 +153,7 @@ def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
         case "native" if plan.block_local:
             raise MossError(
                 "engine = native cannot do what these options ask for: fp32_residual, a clamp, s_attn, s_ffn and a c "
-                "per block act inside the blocks. Use engine = auto or managed."
+                "per block act inside the blocks. Use engine = auto."
             )
         case "auto" if plan.block_local:
             return "managed"

@@ -13,7 +13,7 @@ from ..fold.parsing import parse_numbers, parse_sizes
 from ..fold.scaling.plan import plan_for
 from .apply import remove_fix
 from .engines.casting import casting
-from .engines.managed import attention_of
+from .engines.patches import attention_of
 from .inputs import CATEGORY, MossFactors, refusal
 from .model.moss import arch_of, moss_tree
 from .model.stored_fold import source_of

@@ -25,16 +25,19 @@ from .observer import Kind, Observer
 
 
 class Attention(Protocol):
-    """q, k, v [B, H, S, Dh], keep [B, 1, 1, S] bool or None -> [B, S, H*Dh]; scale Dh^-1/2."""
+    """q, k, v [B, H, S, Dh], keep [B, 1, 1, S] bool or None -> [B, S, H*Dh]; scale Dh^-1/2.
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor: ...
+    layer: the joint block it is called in; None in the text refiner.
+    """
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, layer: int | None = None) -> Tensor: ...
 
 
 #: Runs a joint block, or something in its place: (stream, run_the_block) -> stream.
 BlockReplacement = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, layer: int | None = None) -> Tensor:
     """torch's scaled dot product attention."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2)
 
@@ -276,7 +279,7 @@ def attend(block: Modules, x: Tensor, layer: int, tensors: BlockTensors, run: Ru
     q, k = _position(block, q, k, run.rope, run)
     run.tell(Kind.Q, layer, q)
     run.tell(Kind.K, layer, k)
-    return run.attention(q, k, v.transpose(1, 2), keys)
+    return run.attention(q, k, v.transpose(1, 2), keys, layer)
 
 
 def feed_forward(block: Modules, x: Tensor, layer: int, tensors: BlockTensors, run: Run) -> Tensor:

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import comfy.patcher_extension
+import comfyui_version
 import torch
-from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
 from ...fold.arch import MossArch
 from ...fold.errors import MossError
-from ...fold.model.forward import Attention, BlockReplacement, run_dit, sdpa
+from ...fold.model.forward import MossDiT, run_dit
 from ...fold.model.modules import Modules
 from ...fold.model.observer import Observer
 from ...fold.scaling.plan import StreamPlan
 from ..model.foreign import changed_modules
 from ..model.moss import containers
+from ..model.native_class import native_config
 from .native import inside_wrappers
+from .patches import attention_of, note_passed_over, replacements, unsupported
 
 #: The conditionings and arguments of a call that our forward takes in.
 UNDERSTOOD_CONDS = frozenset({"attention_mask", "transformer_options", "control"})
 
-USE_NATIVE = "Use engine = native, which needs fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp."
+NATIVE_NEEDS = "which needs fix = online with one c for all blocks, s_attn = s_ffn = 1 and no clamp."
 
 
 def managed_forward(
@@ -63,11 +65,13 @@ def _forward(
     kwargs: dict[str, Any],
 ) -> Tensor:
     if problem := not_understood(context, control, options, kwargs):
-        raise MossError(problem)
+        raise MossError(f"{problem} {other_way(tree)}" if context is not None else problem)
     assert context is not None
     mask = kwargs.get("attention_mask")
     if problem := wrong_shape(arch, x, context, mask):
         raise MossError(problem)
+    note_passed_over(options, arch.depth)
+    image_tokens = x.shape[-2] * x.shape[-1]
     return run_dit(
         tree,
         arch,
@@ -77,9 +81,9 @@ def _forward(
         plan=plan,
         mask=None if mask is None else mask.reshape(mask.shape[0], -1) != 0,
         dtype=x.dtype,
-        replace=replacements(options),
+        replace=replacements(arch, options, image_tokens),
         observer=observer,
-        attention=attention_of(arch, options),
+        attention=attention_of(arch, options, image_tokens),
         ffn_slabs=ffn_slabs,
     )
 
@@ -100,12 +104,22 @@ def not_understood(context: Any, control: Any, options: Mapping[str, Any], kwarg
         f"the conditioning {key}" for key, value in kwargs.items() if key not in UNDERSTOOD_CONDS and value is not None
     ]
     odd += ["a control input"] if control is not None else []
-    odd += [f"the block patch {name}" for name, found in options.get("patches", {}).items() if found]
-    for group, found in options.get("patches_replace", {}).items():
-        odd += [f"the replace patch {group} {key}" for key in found if group != "dit" or key[0] != "single_block"]
-    if odd:
-        return f"The managed path of the MOSS fp16 fix cannot run {', '.join(odd[:3])}. {USE_NATIVE}"
-    return "MOSS-Image needs a text conditioning, but none was given." if context is None else None
+    odd += unsupported(options)
+    if context is None:
+        return "MOSS-Image needs a text conditioning, but none was given."
+    return f"The managed path of the MOSS fp16 fix cannot run {', '.join(odd[:3])}." if odd else None
+
+
+def other_way(tree: nn.Module) -> str:
+    """What to do about a call that our forward cannot run: what this MODEL, in this ComfyUI, can do."""
+    if not isinstance(tree, MossDiT):
+        return f"Use engine = native, {NATIVE_NEEDS}"
+    if native_config(tree.state_dict()) is not None:
+        return f"Load the file with engine = native, {NATIVE_NEEDS}"
+    return (
+        f"Take the node that adds it out: this ComfyUI ({comfyui_version.__version__}) has no MOSS-Image class of its "
+        "own, which could run it. Version 0.42 and newer have one."
+    )
 
 
 def lost_changes(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
@@ -116,7 +130,7 @@ def lost_changes(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
         return None
     return (
         f"Another node has changed {', '.join(found[:3])}, which the managed path of the MOSS fp16 fix does not call "
-        f"as a whole: the change would be lost. {USE_NATIVE}"
+        f"as a whole: the change would be lost. {other_way(tree)}"
     )
 
 
@@ -138,35 +152,6 @@ def wrong_shape(arch: MossArch, x: Tensor, context: Tensor, mask: Tensor | None)
             "come from the same text encode node."
         )
     return None
-
-
-def replacements(options: Mapping[str, Any]) -> dict[int, BlockReplacement]:
-    """ComfyUI's ("single_block", i) patches, skip-layer guidance among them, as our block replacements."""
-    found = options.get("patches_replace", {}).get("dit", {})
-    return {key[1]: _replacement(patch, options) for key, patch in found.items() if key[0] == "single_block"}
-
-
-def _replacement(patch: Callable[..., Any], options: Mapping[str, Any]) -> BlockReplacement:
-    def replaced(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-        def original(args: dict[str, Any]) -> dict[str, Any]:
-            return {**args, "img": run(args["img"])}
-
-        out: Tensor = patch({"img": x, "transformer_options": options}, {"original_block": original})["img"]
-        return out
-
-    return replaced
-
-
-def attention_of(arch: MossArch, options: dict[str, Any]) -> Attention:
-    """ComfyUI's attention of choice; with a mask torch's own, since not every one of ComfyUI's takes a key mask."""
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
-        if keep is not None:
-            return sdpa(q, k, v, keep)
-        out: Tensor = optimized_attention(q, k, v, arch.heads, skip_reshape=True, transformer_options=options)
-        return out
-
-    return attention
 
 
 def sigma_of(timesteps: Tensor, model: Any) -> Tensor:

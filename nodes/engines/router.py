@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ...fold.errors import MossError
 from ..model.foreign import unwrapped
 from ..state import FixState
 from .dtypes import at_boundary
 from .managed import managed_forward, sigma_of
+from .patches import needs_unet
 
 
 class Router:
@@ -29,6 +31,8 @@ class Router:
         fix, call = self.fix, self.fix.call
         call.trace.reached = True
         x, timesteps, context = at_boundary(fix.options.inputs, x, timesteps, context)
+        if problem := needs_unet(kwargs.get("transformer_options") or (args[1] if len(args) > 1 else None) or {}):
+            raise MossError(problem)
         if not call.rung.managed:
             return self.inner(x, timesteps, context, *args, **kwargs)
         tree = unwrapped(self.base.diffusion_model)

@@ -29,6 +29,9 @@ class BuiltinDiT(MossDiT):
         # Norms, conditioning and head keep fp32 weights and take fp32 inputs: they go through the casting layers.
         layers = SimpleNamespace(Linear=operations.Linear, RMSNorm=comfy.ops.manual_cast.RMSNorm)
         super().__init__(arch, fused=fused, device=device, dtype=dtype, operations=layers)
+        # what guidance and sampling nodes read of a diffusion model
+        self.in_channels = self.out_channels = arch.latent_channels
+        self.patch_size, self.hidden_size, self.num_heads = 1, arch.dim, arch.heads
         for path in small_modules(arch):
             module: Any = self.get_submodule(path)
             if hasattr(module, "comfy_cast_weights"):
@@ -56,8 +59,11 @@ class MossModelConfig(comfy.supported_models_base.BASE):
     memory_usage_factor = 6.0
 
     def __init__(self, unet_config: dict[str, Any]):
-        super().__init__(unet_config)
-        self.memory_usage_factor *= unet_config["arch"].dim / 3072
+        arch: MossArch = unet_config["arch"]
+        # under the names that nodes read in ComfyUI's own configs
+        known = {"image_model": "moss_image", "in_channels": arch.latent_channels, "model_channels": arch.dim}
+        super().__init__(known | unet_config)
+        self.memory_usage_factor *= arch.dim / 3072
 
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> comfy.model_base.BaseModel:
         return MossImage(self, device=device)

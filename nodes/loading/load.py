@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import comfy.model_detection
 import comfy.model_management as mm
 import comfy.model_patcher
 import comfy.sd
@@ -26,11 +24,10 @@ from ...fold.qkv import split_state_dict
 from ...fold.scaling.weights import unfold_tensor
 from ..engines.dtypes import rules_on, store_parameters
 from ..model.moss import is_moss
+from ..model.native_class import native_config
 from ..model.stored_fold import KEY, Source
 from .builtin import MossModelConfig
 from .qkv_patcher import take_both_layouts
-
-log = logging.getLogger(__name__)
 
 
 def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "", disable_dynamic: bool = False) -> Any:
@@ -111,12 +108,7 @@ def load_native(
     weights: dict[str, torch.Tensor], dtype: torch.dtype, checkpoint: Checkpoint, disable_dynamic: bool
 ) -> Any | None:
     """Through ComfyUI's own detection; None where it does not know MOSS-Image."""
-    try:
-        known = comfy.model_detection.model_config_from_unet(weights, "", metadata=dict(checkpoint.metadata))
-    except Exception as error:  # detection of other models may stumble over our keys
-        log.debug("ComfyUI's model detection failed on MOSS-Image keys: %s", error)
-        return None
-    if known is None:
+    if native_config(weights, checkpoint.metadata) is None:
         return None
     model = comfy.sd.load_diffusion_model_state_dict(
         dict(weights),

@@ -92,9 +92,16 @@ class Block(nn.Module):
         b, s, _ = x.shape
         y = fused_norm(self.norm1, x, scale_a, shift_a)
         q, k, v = self.proj.qkv(y).view(b, s, 3, self.heads, -1).unbind(2)
+        patches, extra = (transformer_options or {}).get("patches", {}), dict(transformer_options or {})
+        for patch in patches.get("attn1_patch", []):
+            heads_first = (t.transpose(1, 2) for t in (q, k, v))
+            changed = patch(*heads_first, pe=freqs, attn_mask=None, extra_options=extra)
+            q, k, v = (changed[n].transpose(1, 2) if n in changed else t for n, t in zip("qkv", (q, k, v), strict=True))
         q, k = apply_rope(plain_norm(self.q_norm, q), freqs), apply_rope(plain_norm(self.k_norm, k), freqs)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         y = optimized_attention(q, k, v, self.heads, skip_reshape=True, transformer_options=transformer_options)
+        for patch in patches.get("attn1_output_patch", []):
+            y = patch(y, extra)
         x.addcmul_(self.proj.o(y), gate_a)
         y = fused_norm(self.norm2, x, scale_f, shift_f)
         up, gate = self.proj.ffn_up_gate(y).chunk(2, dim=-1)
@@ -130,6 +137,7 @@ class ForeignMoss(nn.Module):
         super().__init__()
         kw = {"dtype": dtype, "device": device}
         self.dtype, self.dim, self.head_dim = dtype, dim, head_dim
+        self.in_channels = channels
         self.video_embedder = operations.Linear(channels, dim, **kw)
         self.text_embedder = TextEmbedder(text_dim, dim, head_dim, text_ffn, text_blocks, dtype, device, operations)
         self.time_embedding = nn.Sequential(
@@ -203,7 +211,9 @@ class ForeignMoss(nn.Module):
             img = img + self.control_embedder(control_hint.flatten(2).transpose(1, 2).to(img.dtype))
         x = torch.cat((img, text), dim=1)
         replaced = transformer_options.get("patches_replace", {}).get("dit", {})
+        place = {"block_type": "single", "total_blocks": len(self.layers), "img_slice": [0, n]}
         for i, block in enumerate(self.layers):
+            transformer_options = {**transformer_options, **place, "block_index": i}
             if ("single_block", i) in replaced:
 
                 def wrap(args, block=block):
