@@ -14,7 +14,7 @@ from ..fold.dtypes import NOTHING_APPLIED
 from ..fold.errors import MossError
 from ..fold.report.messages import message
 from ..fold.scaling.plan import StreamPlan
-from ..fold.scaling.record import FoldRecord
+from ..fold.scaling.record import NO_FOLD, StoredFold
 from .engines.adapters import fold_adapters, unfold_adapters
 from .engines.casting import cast_small_modules
 from .engines.dtypes import OwnDtype, patch_parameters, rules_on
@@ -44,13 +44,12 @@ def apply_fix(
     node: str,
     node_id: str,
     compute_dtype: torch.dtype | None = None,
-    record: FoldRecord | None = None,
-    unfolded: bool = False,
+    stored: StoredFold = NO_FOLD,
 ) -> Any:
     """A clone of MODEL that runs under `options`. Weights are shared, the MODEL given stays as it was.
 
-    compute_dtype: changes the MODEL's (None keeps it). record, unfolded: the fold its file carries, and whether the
-    loader took it out. Raises MossError where the MODEL is not MOSS-Image or the options do not fit it.
+    compute_dtype: changes the MODEL's (None keeps it). stored: the fold of its file. Raises MossError where
+    the MODEL is not MOSS-Image or the options do not fit it.
     """
     tree = moss_tree(model, node)
     if model.get_additional_models_with_key("multigpu"):
@@ -60,7 +59,7 @@ def apply_fix(
         clone.set_model_compute_dtype(compute_dtype)
     dtype, arch = compute_dtype_of(clone), arch_of(tree)
     half = dtype == torch.float16
-    plan = options.plan(half=half, record=record, unfolded=unfolded)
+    plan = options.plan(half=half, stored=stored)
     plan.blocks(arch.depth)
     path = choose_path(options, plan, tree)
     manageable = is_manageable(tree)

@@ -10,7 +10,7 @@ from comfy_api.latest import io
 
 from ..fold.checkpoint.export import export_checkpoint
 from ..fold.checkpoint.keys import LAYOUTS
-from ..fold.scaling.factors import DEFAULT, Factors
+from ..fold.scaling.factors import DEFAULT, IDENTITY
 from .inputs import CATEGORY, FACTOR_HINT_UNIFORM, MossFactors, check_texts, read_factors
 from .loader import model_names, model_path
 from .ui import cancellable, cancelled, progress_bar
@@ -75,7 +75,8 @@ class MossFP16Export(io.ComfyNode):
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         unfold = inputs["action"] == "unfold"
-        factors = Factors() if unfold else read_factors(inputs) or DEFAULT
+        given = None if unfold else read_factors(inputs)
+        factors = IDENTITY if unfold else given.with_c(DEFAULT.c) if given is not None else DEFAULT
         source = model_path(inputs["model_name"])
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
             inputs["filename_prefix"], folder_paths.get_output_directory()

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..fold.dtypes import DTYPES
 from .apply import apply_fix
 from .inputs import CATEGORY, check_texts, compute_dtype_input, fix_inputs, read_options
-from .model.stored_fold import source_of
+from .model.stored_fold import stored_fold_of
 
 TITLE = "MOSS FP16 Fix"
 
@@ -50,14 +50,12 @@ class MossFP16Fix(io.ComfyNode):
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         model, options = inputs["model"], read_options(inputs)
-        source = source_of(model)
         fixed = apply_fix(
             model,
             options,
             node=TITLE,
             node_id=str(cls.hidden.unique_id),
             compute_dtype=DTYPES.get(inputs.get("compute_dtype", "keep")),
-            record=source.record,
-            unfolded=source.unfolded,
+            stored=stored_fold_of(model),
         )
         return io.NodeOutput(fixed)

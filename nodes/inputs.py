@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from comfy_api.latest import io
 
 from ..fold.dtypes import INPUT_CHOICES, DtypeRule, InputPolicy, parse_rules
 from ..fold.errors import MossError
-from ..fold.scaling.factors import Factors, parse_factors
-from ..fold.scaling.plan import FP16_MAX, StreamPlan, own_c, plan_for
-from ..fold.scaling.record import FoldRecord
+from ..fold.scaling.factors import Factors, GivenFactors, parse_factors
+from ..fold.scaling.plan import FP16_MAX, StreamPlan, plan_for
+from ..fold.scaling.record import StoredFold
 
 CATEGORY = "MOSS/FP16"
 
@@ -150,13 +150,11 @@ Engine = Literal["auto", "native", "managed", "builtin"]
 
 @dataclass(frozen=True)
 class FixOptions:
-    """The inputs that Loader and Fix share. factors: None where the user left the mode's own. s_alone: they are
-    s_attn and s_ffn only, and c is the mode's own."""
+    """The inputs that Loader and Fix share. factors: None where all were left to the fix."""
 
     fix: Literal["auto", "none", "online", "fp32_residual"] = "auto"
     guard: Guard = "rescue"
-    factors: Factors | None = None
-    s_alone: bool = False
+    factors: GivenFactors | None = None
     eps: Literal["exact", "stock"] = "exact"
     clamp: bool = False
     counters: bool = True
@@ -165,17 +163,13 @@ class FixOptions:
     inputs: InputPolicy = PLAIN_INPUTS
     rules: tuple[DtypeRule, ...] = ()
 
-    def plan(self, *, half: bool, record: FoldRecord | None, unfolded: bool) -> StreamPlan:
-        """The stream plan for a model that computes in fp16 (half) and came with `record`."""
-        factors = self.factors
-        if factors is not None and self.s_alone:
-            factors = replace(factors, c=(own_c(self.fix, record, unfolded),))
+    def plan(self, *, half: bool, stored: StoredFold) -> StreamPlan:
+        """The stream plan for a model that computes in fp16 (half) and whose file had the fold `stored`."""
         return plan_for(
             self.fix,
             half=half,
-            record=record,
-            unfolded=unfolded,
-            factors=factors,
+            stored=stored,
+            factors=self.factors,
             # "exact" is the input's default; a kept fold's own eps counts until the user says stock
             eps="stock" if self.eps == "stock" else None,
             clamp=FP16_MAX if self.clamp else None,
@@ -188,7 +182,6 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
         fix=inputs.get("fix", "auto"),
         guard=inputs.get("guard", "rescue"),
         factors=read_factors(inputs),
-        s_alone=inputs.get("factors") is None and not str(inputs.get("c", "")).strip(),
         eps=inputs.get("eps", "exact"),
         clamp=bool(inputs.get("clamp", False)),
         counters=bool(inputs.get("counters", True)),
@@ -224,12 +217,11 @@ def check_texts(
     return refusal(read)
 
 
-def read_factors(inputs: dict[str, Any]) -> Factors | None:
-    """A connected MOSS_FACTORS wins; else c (1/16 if empty), s_attn and s_ffn. None where all are left as they are."""
+def read_factors(inputs: dict[str, Any]) -> GivenFactors | None:
+    """A connected MOSS_FACTORS, else what was typed as c, s_attn and s_ffn; None where all were left as they are."""
     measured = inputs.get("factors")
     if measured is not None:
-        return measured if isinstance(measured, Factors) else Factors.from_json(measured, "the factors input")
+        factors = measured if isinstance(measured, Factors) else Factors.from_json(measured, "the factors input")
+        return GivenFactors.of(factors)
     c, s_attn, s_ffn = (str(inputs.get(key, "")).strip() for key in ("c", "s_attn", "s_ffn"))
-    if not c and s_attn in ("", "1") and s_ffn in ("", "1"):
-        return None
-    return parse_factors(c or "1/16", s_attn or "1", s_ffn or "1")
+    return parse_factors(c or None, None if s_attn in ("", "1") else s_attn, None if s_ffn in ("", "1") else s_ffn)

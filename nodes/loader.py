@@ -13,7 +13,7 @@ from ..fold.errors import MossError
 from .apply import apply_fix
 from .inputs import CATEGORY, check_texts, compute_dtype_input, fix_inputs, read_options
 from .loading.load import load_moss
-from .model.stored_fold import source_of
+from .model.stored_fold import stored_fold_of
 
 TITLE = "Load MOSS-Image (FP16)"
 HF_MARKS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
@@ -79,14 +79,12 @@ class MossFP16Loader(io.ComfyNode):
         path = model_path(inputs["model_name"])
         unfold, rules = inputs.get("unfold", "auto") == "auto", inputs.get("param_dtypes", "")
         model = load_moss(path, inputs["compute_dtype"], unfold, options.engine, rules)
-        source = source_of(model)
         fixed = apply_fix(
             model,
             options,
             node=TITLE,
             node_id=str(cls.hidden.unique_id),
-            record=source.record,
-            unfolded=source.unfolded,
+            stored=stored_fold_of(model),
         )
         return io.NodeOutput(fixed)
 

@@ -16,7 +16,7 @@ from .engines.casting import casting
 from .engines.patches import attention_of
 from .inputs import CATEGORY, MossFactors, refusal
 from .model.moss import arch_of, moss_tree
-from .model.stored_fold import source_of
+from .model.stored_fold import stored_fold_of
 from .ui import cancellable, cancelled, progress_bar
 
 TITLE = "MOSS Activation Probe"
@@ -96,10 +96,10 @@ class MossFP16Probe(io.ComfyNode):
 
 def measure(model: Any, prompts: list[Prompt], settings: ProbeSettings) -> ProbeResult:
     """Probe a MODEL, adapters included, on the device that ComfyUI runs it on."""
-    tree, source = moss_tree(model, TITLE), source_of(model)
+    tree = moss_tree(model, TITLE)
     arch, clone = arch_of(tree), remove_fix(model.clone())
     # a fold still in the weights stays there, and its stream is what is measured
-    plan = plan_for("none", half=False, record=source.record, unfolded=source.unfolded)
+    plan = plan_for("none", half=False, stored=stored_fold_of(model))
     largest = max(settings.sizes, key=lambda size: size[0] * size[1])
     shape = [1, arch.latent_channels, largest[1] // 16, largest[0] // 16]
     # in fp32 the activations take twice the room that ComfyUI plans for

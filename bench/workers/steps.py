@@ -40,13 +40,13 @@ def measure(job: dict[str, Any]) -> dict[str, list[float]]:
 
 def variant(stock: Any, name: str, options: dict[str, Any] | None) -> Any:
     """The MODEL under one set of options; a clone of the same weights."""
-    from moss_fp16_pack.fold.scaling.factors import Factors
+    from moss_fp16_pack.fold.scaling.factors import GivenFactors
     from moss_fp16_pack.nodes.apply import apply_fix
     from moss_fp16_pack.nodes.inputs import FixOptions
 
     if options is None:
         return stock.clone()
-    factors = Factors((options["c"],)) if "c" in options else None
+    factors = GivenFactors((options["c"],)) if "c" in options else None
     rest = {key: value for key, value in options.items() if key != "c"}
     return apply_fix(stock, FixOptions(factors=factors, **rest), node="bench", node_id=name)
 

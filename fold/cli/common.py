@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MossError
-from ..scaling.factors import Factors, parse_factors, read_factors
+from ..scaling.factors import GivenFactors, parse_factors, read_factors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,31 +28,23 @@ FACTOR_OPTIONS = ("c", "s_attn", "s_ffn", "factors")
 
 
 def add_factor_options(parser: argparse.ArgumentParser, c: str | None = None) -> None:
-    """``--c``, ``--s-attn``, ``--s-ffn``, ``--factors``; ``c`` is the default of the first (None: not given)."""
+    """``--c``, ``--s-attn``, ``--s-ffn``, ``--factors``; ``c`` is what ``--help`` names as the first one's default."""
     form = "0.0625, 1/16 or a comma list with one value per block"
     parser.add_argument("--c", help=f"factor of the streams: {form}" + (f" (default {c})" if c else ""))
     parser.add_argument("--s-attn", help=f"factor of the attention outputs before their gate: {form} (default 1)")
     parser.add_argument("--s-ffn", help=f"factor of the FFN outputs before their gate: {form} (default 1)")
     parser.add_argument("--factors", metavar="FILE", help="read the factors from what `probe` wrote")
-    parser.set_defaults(default_c=c)
 
 
-def factors_from(args: argparse.Namespace, default_c: str | float | None = None) -> Factors | None:
-    """The factors of the command line, or None when none were given and c has no default.
-
-    ``default_c`` (else the option's own default) is the c that goes with an ``--s-attn`` or ``--s-ffn`` given alone.
-    """
+def factors_from(args: argparse.Namespace) -> GivenFactors | None:
+    """The factors of the command line, or None when none were given."""
     given = {"c": args.c, "s_attn": args.s_attn, "s_ffn": args.s_ffn}
-    if args.factors is not None:
-        for field, value in given.items():
-            if value is not None:
-                raise MossError(f"--factors already says what {field} is: leave --{field.replace('_', '-')} out.")
-        return read_factors(args.factors)
-    if args.default_c is None and all(value is None for value in given.values()):
-        return None
-    c = default_c if args.default_c is None else args.default_c
-    defaults = {"c": 1.0 if c is None else c, "s_attn": 1.0, "s_ffn": 1.0}
-    return parse_factors(**{field: defaults[field] if value is None else value for field, value in given.items()})
+    if args.factors is None:
+        return parse_factors(**given)
+    for field, value in given.items():
+        if value is not None:
+            raise MossError(f"--factors already says what {field} is: leave --{field.replace('_', '-')} out.")
+    return GivenFactors.of(read_factors(args.factors))
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

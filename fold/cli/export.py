@@ -79,15 +79,17 @@ def prepare_check(args: argparse.Namespace) -> Callable[[], EpsCheck]:
 
 def rewrite(args: argparse.Namespace, unfold: bool, check: Callable[[], EpsCheck] | None = None) -> int:
     """Export or unfold, with a progress bar, and say what was written."""
-    factors = None if unfold else factors_from(args)
     from ..checkpoint.export import export_checkpoint
-    from ..scaling.factors import IDENTITY
+    from ..scaling.factors import DEFAULT, IDENTITY
+
+    given = None if unfold else factors_from(args)
+    factors = IDENTITY if unfold else given.with_c(DEFAULT.c) if given is not None else DEFAULT
 
     with Progress("Writing", human_bytes) as progress:
         result = export_checkpoint(
             args.source,
             args.target,
-            factors or IDENTITY,
+            factors,
             dtype=args.dtype,
             fused=LAYOUTS[args.layout],
             unfold=unfold,

@@ -36,7 +36,8 @@ from ..report.counters import DEFAULT_THRESHOLD, Counters, site_names
 from ..report.messages import message
 from ..report.report import Outcome, Remedy, Report, make_report
 from ..report.words import bars_of, counts, fact, setup, show_factor, title
-from ..scaling.plan import FP16_MAX, StreamPlan, own_c, plan_for
+from ..scaling.plan import FP16_MAX, StreamPlan, plan_for
+from ..scaling.record import StoredFold
 from .common import FACTOR_OPTIONS, add_factor_options, factors_from, print_json
 
 MAX_BATCH = 64
@@ -163,23 +164,21 @@ def open_run(args: argparse.Namespace) -> Session:
     rules = parse_rules(args.param_dtype)
     with open_checkpoint(args.checkpoint) as checkpoint:
         record, arch = checkpoint.record, checkpoint.arch
+        stored = StoredFold(record, unfolded=record is not None and args.unfold == "auto")
         skips(getattr(args, "skip", None) or "", arch.depth)  # refused before the load, which can take minutes
-        unfold = args.unfold == "auto" and record is not None
-        factors = factors_from(args, own_c(args.mode, record, unfold))
         overrides = apply_rules(
             rules, checkpoint.names(), lambda name: stored_dtype(name, dtype, arch.names), arch.names
         )
         plan = plan_for(
             args.mode,
             half=dtype == torch.float16,
-            record=record,
-            unfolded=unfold,
-            factors=factors,
+            stored=stored,
+            factors=factors_from(args),
             eps=args.eps,
             clamp=args.clamp,
         )
         plan.blocks(arch.depth)
-        model = load_model(checkpoint, dtype, device, unfold=unfold, overrides=overrides)
+        model = load_model(checkpoint, dtype, device, unfold=stored.unfolded, overrides=overrides)
     counters = Counters(site_names(arch.text_blocks, arch.depth), args.threshold)
     return Session(model, plan, dtype, device, counters, inputs, overrides)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..checkpoint.load import load_model
 from ..checkpoint.reader import open_checkpoint
 from ..scaling.plan import StreamPlan, plan_for
+from ..scaling.record import StoredFold
 from .compare import difference
 
 
@@ -43,10 +44,10 @@ def check_eps(source: str | Path, folded: str | Path, latent: Tensor, context: T
         model = load_model(checkpoint, torch.float32)
     reference = model(latent, level, context, plan=StreamPlan())
     with open_checkpoint(folded) as checkpoint:
-        record = checkpoint.record
+        stored = StoredFold(checkpoint.record)
         model = load_model(checkpoint, torch.float32, unfold=False)
     exact, stock = (
-        model(latent, level, context, plan=plan_for("none", half=False, record=record, eps=eps))
+        model(latent, level, context, plan=plan_for("none", half=False, stored=stored, eps=eps))
         for eps in ("exact", "stock")
     )
     return EpsCheck(difference(exact, reference).relative_l2, difference(stock, reference).relative_l2)

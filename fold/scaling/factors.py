@@ -110,6 +110,30 @@ class Factors:
         return cls(**fields)
 
 
+@dataclass(frozen=True, slots=True)
+class GivenFactors:
+    """The factors that a user asked for; ``c`` is None where only s_attn and s_ffn were given.
+
+    Raises MossError as `Factors` does.
+    """
+
+    c: tuple[float, ...] | None = None
+    s_attn: tuple[float, ...] = (1.0,)
+    s_ffn: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        self.with_c((1.0,))
+
+    def with_c(self, c: tuple[float, ...]) -> Factors:
+        """All three, with this c where none was given."""
+        return Factors(c if self.c is None else self.c, self.s_attn, self.s_ffn)
+
+    @classmethod
+    def of(cls, factors: Factors) -> GivenFactors:
+        """All three as they are."""
+        return cls(factors.c, factors.s_attn, factors.s_ffn)
+
+
 DEFAULT = Factors((1.0 / 16.0,))
 IDENTITY = Factors()
 SCHEMA = "moss_fp16.factors/1"
@@ -153,9 +177,17 @@ def parse_factor(text: str | float | Iterable[float], field: str = "factor") -> 
     return tuple(check_factor(part, field) for part in parts)
 
 
-def parse_factors(c: str | float, s_attn: str | float = 1.0, s_ffn: str | float = 1.0) -> Factors:
-    """The three factors from their text forms."""
-    return Factors(parse_factor(c, "c"), parse_factor(s_attn, "s_attn"), parse_factor(s_ffn, "s_ffn"))
+def parse_factors(
+    c: str | float | None = None, s_attn: str | float | None = None, s_ffn: str | float | None = None
+) -> GivenFactors | None:
+    """What was asked for, from the text forms; None for each that was left out, and None where all were."""
+    if c is None and s_attn is None and s_ffn is None:
+        return None
+    return GivenFactors(
+        None if c is None else parse_factor(c, "c"),
+        (1.0,) if s_attn is None else parse_factor(s_attn, "s_attn"),
+        (1.0,) if s_ffn is None else parse_factor(s_ffn, "s_ffn"),
+    )
 
 
 def factor_for_peak(peak: float, target: float = TARGET_PEAK) -> float:

@@ -1,7 +1,7 @@
 """What one run does to the residual streams: a plan, resolved per block before the first step.
 
 Every reader of a stream is an RMSNorm, so a stream scaled by c computes the same function as long as each writer is
-scaled by c too and the norm's eps by c^2. The plan holds the numbers; `model.py` applies them.
+scaled by c too and the norm's eps by c^2. The plan holds the numbers; `fold/model/forward.py` applies them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import MossError
-from .factors import DEFAULT, IDENTITY, Factors
-from .record import FoldRecord
+from .factors import DEFAULT, IDENTITY, Factors, GivenFactors
+from .record import NO_FOLD, StoredFold
 
 Mode = Literal["none", "weights", "online", "fp32_residual"]
 Eps = Literal["exact", "stock"]
@@ -103,52 +103,37 @@ class StreamPlan:
         return replace(half, eps="exact", baked=Factors((1.0 / self.factors.c[0],)))
 
 
-def own_c(fix: str, record: FoldRecord | None, unfolded: bool) -> float:
-    """The c that goes with an s_attn or s_ffn given alone: what the fix would have used for itself."""
-    if fix == "fp32_residual":
-        return 1.0
-    if record is not None:
-        return record.c if unfolded else 1.0  # a fold still in the weights has its c there
-    return DEFAULT.c[0]
-
-
 def plan_for(
     fix: Literal["auto", "none", "online", "fp32_residual"],
     *,
     half: bool,
-    record: FoldRecord | None = None,
-    unfolded: bool = False,
-    factors: Factors | None = None,
+    stored: StoredFold = NO_FOLD,
+    factors: GivenFactors | None = None,
     eps: Eps | None = None,
     clamp: float | None = None,
 ) -> StreamPlan:
     """Choose the plan from what the user asked for and what the weights carry.
 
-    half: the compute dtype is fp16. record: the fold the file came with. unfolded: it was taken out at load, so the
-    weights are the originals. factors, eps: the user's own, over every default.
+    half: the compute dtype is fp16. stored: the fold of the file. factors, eps: the user's own, over every default; a c
+    that was left out is the one that the fix would have used for itself.
 
     auto: a recorded fold that was taken out is applied online with the same factors; one still in the weights is left
     at work ("weights"); fp16 without a record gets c = 1/16; bf16 and fp32 need nothing.
     """
-    kept = record is not None and not unfolded
-    baked = record.factors if record is not None and kept else IDENTITY
-    stock = eps == "stock" if eps else kept and record is not None and record.eps == "stock"
-    kept_eps: Eps = "stock" if stock else "exact"
+    kept_eps: Eps = eps or stored.eps
+    own = IDENTITY if stored.kept or fix == "fp32_residual" else stored.record.factors if stored.record else DEFAULT
+    given = factors.with_c(own.c) if factors is not None else None
     match fix:
         case "none":
-            return StreamPlan("weights" if kept else "none", IDENTITY, baked, kept_eps, clamp)
-        case "fp32_residual":
-            return StreamPlan("fp32_residual", factors or IDENTITY, baked, kept_eps, clamp)
-        case "online":
-            chosen = factors or (IDENTITY if kept else record.factors if record else DEFAULT)
-            return StreamPlan("online", chosen, baked, kept_eps, clamp)
-        case "auto" if kept and factors is None:
-            return StreamPlan("weights", IDENTITY, baked, kept_eps, clamp)
-        case "auto" if factors is not None or record is not None:
-            return StreamPlan("online", factors or (record.factors if record else DEFAULT), baked, kept_eps, clamp)
-        case "auto" if half:
-            return StreamPlan("online", DEFAULT, IDENTITY, kept_eps, clamp)
+            mode: Mode = "weights" if stored.kept else "none"
+            return StreamPlan(mode, IDENTITY, stored.in_weights, kept_eps, clamp)
+        case "fp32_residual" | "online":
+            return StreamPlan(fix, given or own, stored.in_weights, kept_eps, clamp)
+        case "auto" if given is not None or stored.unfolded:
+            return StreamPlan("online", given or own, stored.in_weights, kept_eps, clamp)
+        case "auto" if stored.kept:
+            return StreamPlan("weights", IDENTITY, stored.in_weights, kept_eps, clamp)
         case "auto":
-            return StreamPlan("none", IDENTITY, IDENTITY, kept_eps, clamp)
+            return StreamPlan("online" if half else "none", DEFAULT if half else IDENTITY, IDENTITY, kept_eps, clamp)
         case _:
             raise MossError(f"The fix is one of auto, none, online or fp32_residual, not {fix!r}.")

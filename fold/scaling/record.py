@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import MossError
-from .factors import Factors, check_factor
+from .factors import IDENTITY, Factors, check_factor
 
 RECORD_KEY = "kohakumoss_fp16_fix"
 _MAX_LENGTH = 2**20
@@ -84,6 +84,32 @@ class FoldRecord:
     def to_json(self) -> str:
         """The metadata string."""
         return json.dumps(self.to_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFold:
+    """The fold of the file that weights come from: its record (None: no fold), and whether loading took it out."""
+
+    record: FoldRecord | None = None
+    unfolded: bool = False
+
+    @property
+    def in_weights(self) -> Factors:
+        """The fold that the loaded weights carry."""
+        return IDENTITY if self.record is None or self.unfolded else self.record.factors
+
+    @property
+    def kept(self) -> bool:
+        """Whether the loaded weights carry a recorded fold."""
+        return self.record is not None and not self.unfolded
+
+    @property
+    def eps(self) -> Literal["exact", "stock"]:
+        """The eps that the loaded weights were made for."""
+        return "stock" if self.record is not None and self.kept and self.record.eps == "stock" else "exact"
+
+
+NO_FOLD = StoredFold()
 
 
 def _start(sentence: str) -> str:

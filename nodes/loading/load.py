@@ -21,11 +21,12 @@ from ...fold.checkpoint.reader import Checkpoint, check_finite, open_checkpoint
 from ...fold.dtypes import DTYPES, DtypeRule, parse_rules
 from ...fold.errors import MossError
 from ...fold.qkv import split_state_dict
+from ...fold.scaling.record import StoredFold
 from ...fold.scaling.weights import unfold_tensor
 from ..engines.dtypes import rules_on, store_parameters
 from ..model.moss import is_moss
 from ..model.native_class import native_config
-from ..model.stored_fold import KEY, Source
+from ..model.stored_fold import KEY
 from .builtin import MossModelConfig
 from .qkv_patcher import take_both_layouts
 
@@ -49,7 +50,7 @@ def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "",
     if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
         model.set_model_compute_dtype(chosen)
     model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine, rules))
-    model.set_attachments(KEY, Source(record, unfolded=unfold and record is not None))
+    model.set_attachments(KEY, StoredFold(record, unfolded=unfold and record is not None))
     return model
 
 

@@ -11,7 +11,7 @@ from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, un
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.scaling.weights import fold_tensor
 from moss_fp16_pack.nodes.engines.adapters import FoldedPatches, RowScale
-from moss_fp16_pack.nodes.model.stored_fold import source_of
+from moss_fp16_pack.nodes.model.stored_fold import stored_fold_of
 from moss_fp16_pack.nodes.state import KEY, fix_of
 
 CLASSES = {"builtin": load, "foreign": stock}
@@ -82,7 +82,7 @@ def unfold_of(model: Any, path: str) -> torch.Tensor | float:
     from moss_fp16_pack.fold.scaling.weights import row_scale
     from moss_fp16_pack.nodes.model.moss import arch_of
 
-    source = source_of(model)
+    source = stored_fold_of(model)
     if source.record is None or source.unfolded:
         return 1.0
     scale = row_scale(f"{path}.weight", arch_of(model.model.diffusion_model), source.record.factors)
@@ -150,7 +150,7 @@ def test_on_a_fold_that_is_kept(make: Any, kind: str, name: str) -> None:
     kept = load(name, "fp32", unfold=False) if make is load else stock(name, "fp32")
     file, second = adapter(kind, kept), adapter("lora", kept, seed=1)
     unfolded = load(name, "fp32", unfold=True)
-    record = source_of(kept).record
+    record = stored_fold_of(kept).record
     assert record is not None
     if make is stock:
         pairs = file  # the foreign class has fused qkv: compare with its own unfolded twin
@@ -237,7 +237,7 @@ def test_saving_a_kept_fold_with_an_adapter() -> None:
     file = adapter("lora", kept)
     sample(with_adapter(unfolded, file, 0.3), conditioning("hot"), steps=1)
     expected = loaded_weights(unfolded)
-    record = source_of(kept).record
+    record = stored_fold_of(kept).record
     model = with_adapter(fixed(kept), file, 0.3)
     ModelSave().save(model, "diffusion_models/kept_test")
     (saved,) = Path(folder_paths.get_output_directory(), "diffusion_models").glob("kept_test*")

@@ -13,10 +13,10 @@ import folder_paths
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
-from moss_fp16_pack.fold.scaling.record import FoldRecord
+from moss_fp16_pack.fold.scaling.record import FoldRecord, StoredFold
 from moss_fp16_pack.nodes.guard import self_check
 from moss_fp16_pack.nodes.inputs import read_options
-from moss_fp16_pack.nodes.model.stored_fold import source_of
+from moss_fp16_pack.nodes.model.stored_fold import stored_fold_of
 from moss_fp16_pack.nodes.state import CallState, fix_of
 from safetensors.torch import load_file
 
@@ -424,12 +424,9 @@ def test_another_packs_wrapper_may_hand_on_by_name() -> None:
 @pytest.mark.parametrize(("unfold", "c"), [(True, 1 / 16), (False, 1.0)])
 def test_an_s_alone_goes_with_the_files_own_c(unfold: bool, c: float) -> None:
     model = load("hot_fp16fix_s", "fp16", unfold=unfold)
-    source = source_of(model)
     options = read_options({"s_ffn": "1/4"})
-    plan = options.plan(half=True, record=source.record, unfolded=source.unfolded)
+    plan = options.plan(half=True, stored=stored_fold_of(model))
     assert (plan.factors.c, plan.factors.s_ffn) == ((c,), (1 / 4,))
-    record = FoldRecord(1 / 64)
-    assert options.plan(half=True, record=record, unfolded=True).factors.c == (1 / 64,)
-    assert read_options({"s_ffn": "1/4", "c": "1/8"}).plan(half=True, record=record, unfolded=True).factors.c == (
-        1 / 8,
-    )
+    stored = StoredFold(FoldRecord(1 / 64), unfolded=True)
+    assert options.plan(half=True, stored=stored).factors.c == (1 / 64,)
+    assert read_options({"s_ffn": "1/4", "c": "1/8"}).plan(half=True, stored=stored).factors.c == (1 / 8,)

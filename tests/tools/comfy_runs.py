@@ -12,11 +12,11 @@ import comfy.sample
 import comfy.samplers
 import comfy.sd
 import torch
-from moss_fp16_pack.fold.scaling.factors import Factors
+from moss_fp16_pack.fold.scaling.factors import Factors, GivenFactors
 from moss_fp16_pack.nodes.apply import apply_fix
 from moss_fp16_pack.nodes.inputs import FixOptions
 from moss_fp16_pack.nodes.loading.load import load_moss
-from moss_fp16_pack.nodes.model.stored_fold import source_of
+from moss_fp16_pack.nodes.model.stored_fold import stored_fold_of
 from moss_fp16_pack.nodes.state import fix_of
 from repo import DATA
 from safetensors.torch import load_file
@@ -60,15 +60,15 @@ def fixed(model: Any, *, node_id: str = "1", node: str = "test", dtype: str | No
             given = options.get("factors") or Factors()
             values = tuple(value) if isinstance(value, list | tuple) else (value,)
             options["factors"] = Factors(**{**{f: getattr(given, f) for f in ("c", "s_attn", "s_ffn")}, key: values})
-    source = source_of(model)
+    if isinstance(options.get("factors"), Factors):
+        options["factors"] = GivenFactors.of(options["factors"])
     return apply_fix(
         model,
         FixOptions(**options),
         node=node,
         node_id=node_id,
         compute_dtype=DTYPES[dtype] if dtype else None,
-        record=source.record,
-        unfolded=source.unfolded,
+        stored=stored_fold_of(model),
     )
 
 

@@ -22,7 +22,7 @@ from fold.model.observer import Observer
 from fold.report.counters import BlockStats, Counters, site_names
 from fold.scaling.factors import Factors
 from fold.scaling.plan import StreamPlan
-from fold.scaling.record import FoldRecord
+from fold.scaling.record import StoredFold
 
 MODELS = ("cool", "warm", "hot", "burst")
 SKIP_1: Mapping[int, BlockReplacement] = {1: skip_block}
@@ -80,9 +80,10 @@ def model(name: str, dtype: torch.dtype = torch.float32, unfold: bool = True) ->
         return load_model(checkpoint, dtype, unfold=unfold)
 
 
-def record(name: str) -> FoldRecord | None:
+def stored(name: str, unfolded: bool) -> StoredFold:
+    """The fold of a file of tests/data, as it is after loading."""
     with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
-        return checkpoint.record
+        return StoredFold(checkpoint.record, unfolded=unfolded and checkpoint.record is not None)
 
 
 def factors(name: str) -> Factors:

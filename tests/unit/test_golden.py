@@ -133,7 +133,7 @@ def test_fp16_online_changes_nothing_but_subnormals(case: Case) -> None:
 def test_a_folded_file_is_its_original(name: str, unfold: bool, half: bool) -> None:
     source = name.split("_")[0]
     dtype = torch.float16 if half else torch.float32
-    plan = plan_for("auto", half=half, record=golden.record(name), unfolded=unfold, eps="exact")
+    plan = plan_for("auto", half=half, stored=golden.stored(name, unfold), eps="exact")
     for case in golden.cases_of(source):
         if half:
             error = golden.rounding_error(case, plan, dtype, weights=name, unfold=unfold)
@@ -145,7 +145,7 @@ def test_a_folded_file_is_its_original(name: str, unfold: bool, half: bool) -> N
 @each_folded
 def test_a_folded_file_kept_as_it_is_runs_under_stock_eps(name: str) -> None:
     source = name.split("_")[0]
-    plan = plan_for("auto", half=False, record=golden.record(name), unfolded=False)
+    plan = plan_for("auto", half=False, stored=golden.stored(name, False))
     assert (plan.mode, plan.eps, plan.factors.identity) == ("weights", "stock", True)
     for case in golden.cases_of(source):
         assert relative(velocity(case, plan, weights=name, unfold=False), case.expected["weights_stock_eps"]) <= STORAGE
@@ -153,7 +153,7 @@ def test_a_folded_file_kept_as_it_is_runs_under_stock_eps(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FOLDED if name.endswith("_bf16")])
 def test_a_folded_bf16_file_is_bit_equal_to_its_original(name: str) -> None:
-    plan = plan_for("auto", half=False, record=golden.record(name), unfolded=True)
+    plan = plan_for("auto", half=False, stored=golden.stored(name, True))
     for case in golden.cases_of(name.split("_")[0]):
         assert torch.equal(velocity(case, plan, weights=name), velocity(case))
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fold.errors import MossError
 from fold.model.forward import skip_block
-from fold.scaling.factors import DEFAULT, IDENTITY, Factors
+from fold.scaling.factors import DEFAULT, IDENTITY, Factors, GivenFactors
 from fold.scaling.plan import BlockScale, StreamPlan, plan_for
-from fold.scaling.record import FoldRecord
+from fold.scaling.record import NO_FOLD, FoldRecord, StoredFold
 
 RECORD = FoldRecord(1 / 32, 1.0, 0.5)
 RECORDED = Factors((1 / 32,), (1.0,), (0.5,))
@@ -78,45 +78,47 @@ def test_a_per_block_fold_cannot_be_in_the_weights() -> None:
         StreamPlan(baked=Factors((0.5, 0.25)))
 
 
-# (fix, half, record, unfolded, factors) -> (mode, run-time factors, baked, eps)
+# (fix, half, stored, factors) -> (mode, run-time factors, baked, eps)
+UNFOLDED, KEPT = StoredFold(RECORD, unfolded=True), StoredFold(RECORD)
 TABLE = [
-    ("auto", True, None, False, None, "online", DEFAULT, IDENTITY, "exact"),
-    ("auto", False, None, False, None, "none", IDENTITY, IDENTITY, "exact"),
-    ("auto", False, None, False, UNIFORM, "online", UNIFORM, IDENTITY, "exact"),
-    ("auto", True, RECORD, True, None, "online", RECORDED, IDENTITY, "exact"),
-    ("auto", False, RECORD, True, None, "online", RECORDED, IDENTITY, "exact"),
-    ("auto", True, RECORD, False, None, "weights", IDENTITY, RECORDED, "stock"),
-    ("auto", True, RECORD, False, UNIFORM, "online", UNIFORM, RECORDED, "stock"),
-    ("none", True, None, False, None, "none", IDENTITY, IDENTITY, "exact"),
-    ("none", True, RECORD, True, None, "none", IDENTITY, IDENTITY, "exact"),
-    ("none", True, RECORD, False, None, "weights", IDENTITY, RECORDED, "stock"),
-    ("online", False, None, False, None, "online", DEFAULT, IDENTITY, "exact"),
-    ("online", True, RECORD, True, None, "online", RECORDED, IDENTITY, "exact"),
-    ("online", True, RECORD, False, None, "online", IDENTITY, RECORDED, "stock"),
-    ("online", True, RECORD, True, UNIFORM, "online", UNIFORM, IDENTITY, "exact"),
-    ("fp32_residual", True, None, False, None, "fp32_residual", IDENTITY, IDENTITY, "exact"),
-    ("fp32_residual", True, RECORD, False, None, "fp32_residual", IDENTITY, RECORDED, "stock"),
-    ("fp32_residual", True, RECORD, True, RECORDED, "fp32_residual", RECORDED, IDENTITY, "exact"),
+    ("auto", True, NO_FOLD, None, "online", DEFAULT, IDENTITY, "exact"),
+    ("auto", False, NO_FOLD, None, "none", IDENTITY, IDENTITY, "exact"),
+    ("auto", False, NO_FOLD, UNIFORM, "online", UNIFORM, IDENTITY, "exact"),
+    ("auto", True, UNFOLDED, None, "online", RECORDED, IDENTITY, "exact"),
+    ("auto", False, UNFOLDED, None, "online", RECORDED, IDENTITY, "exact"),
+    ("auto", True, KEPT, None, "weights", IDENTITY, RECORDED, "stock"),
+    ("auto", True, KEPT, UNIFORM, "online", UNIFORM, RECORDED, "stock"),
+    ("none", True, NO_FOLD, None, "none", IDENTITY, IDENTITY, "exact"),
+    ("none", True, UNFOLDED, None, "none", IDENTITY, IDENTITY, "exact"),
+    ("none", True, KEPT, None, "weights", IDENTITY, RECORDED, "stock"),
+    ("online", False, NO_FOLD, None, "online", DEFAULT, IDENTITY, "exact"),
+    ("online", True, UNFOLDED, None, "online", RECORDED, IDENTITY, "exact"),
+    ("online", True, KEPT, None, "online", IDENTITY, RECORDED, "stock"),
+    ("online", True, UNFOLDED, UNIFORM, "online", UNIFORM, IDENTITY, "exact"),
+    ("fp32_residual", True, NO_FOLD, None, "fp32_residual", IDENTITY, IDENTITY, "exact"),
+    ("fp32_residual", True, KEPT, None, "fp32_residual", IDENTITY, RECORDED, "stock"),
+    ("fp32_residual", True, UNFOLDED, RECORDED, "fp32_residual", RECORDED, IDENTITY, "exact"),
 ]
 
 
-@pytest.mark.parametrize(("fix", "half", "record", "unfolded", "factors", "mode", "run", "baked", "eps"), TABLE)
-def test_the_plan_chosen(fix, half, record, unfolded, factors, mode, run, baked, eps) -> None:  # type: ignore[no-untyped-def]
-    plan = plan_for(fix, half=half, record=record, unfolded=unfolded, factors=factors)
+@pytest.mark.parametrize(("fix", "half", "stored", "factors", "mode", "run", "baked", "eps"), TABLE)
+def test_the_plan_chosen(fix, half, stored, factors, mode, run, baked, eps) -> None:  # type: ignore[no-untyped-def]
+    factors = factors and GivenFactors.of(factors)
+    plan = plan_for(fix, half=half, stored=stored, factors=factors)
     assert (plan.mode, plan.factors, plan.baked, plan.eps) == (mode, run, baked, eps)
-    asked = plan_for(fix, half=half, record=record, unfolded=unfolded, factors=factors, eps="exact", clamp=5.0)
+    asked = plan_for(fix, half=half, stored=stored, factors=factors, eps="exact", clamp=5.0)
     assert (asked.eps, asked.clamp) == ("exact", 5.0)
 
 
 def test_an_exact_record_is_run_exactly() -> None:
-    record = FoldRecord(1 / 16, eps="exact")
-    assert plan_for("auto", half=True, record=record).eps == "exact"
-    assert plan_for("auto", half=True, record=record, eps="stock").eps == "stock"
+    stored = StoredFold(FoldRecord(1 / 16, eps="exact"))
+    assert plan_for("auto", half=True, stored=stored).eps == "exact"
+    assert plan_for("auto", half=True, stored=stored, eps="stock").eps == "stock"
 
 
 def test_an_unknown_fix_is_refused() -> None:
     with pytest.raises(MossError, match="one of auto"):
-        plan_for("magic", half=True, record=None)  # type: ignore[arg-type]
+        plan_for("magic", half=True)  # type: ignore[arg-type]
 
 
 powers = st.integers(-12, 4).map(lambda k: 2.0**k)
