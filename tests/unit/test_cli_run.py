@@ -396,7 +396,7 @@ def broken(tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], object]) 
         (lambda t: t["layers.2.proj.o.weight"].view(-1)[3:4].fill_(float("nan")), "layers.2.proj.o.weight"),
         (lambda t: t["video_embedder.bias"].view(-1)[3:4].fill_(float("inf")), "video_embedder.bias"),
         (lambda t: t.pop("layers.1.norm2.weight"), "layers.1.norm2.weight"),
-        (lambda t: t.update(extra=torch.zeros(1)), "extra"),
+        (lambda t: t.update(extra=torch.zeros(2)), "extra"),
         (lambda t: t.update({"layers.0.proj.o.weight": torch.zeros(64, 65)}), "layers.0.proj.o.weight"),
     ],
     ids=["nan", "inf", "missing", "unknown", "shape"],
