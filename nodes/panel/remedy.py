@@ -29,7 +29,7 @@ def remedy_for(fix: FixState, run: Run, outcome: Outcome) -> Remedy | None:
             return Remedy(message("remedy_input"))
         case "saturated" | "broken" if "model_broken" in said or run.compute_dtype != torch.float16:
             return Remedy(message("remedy_model"))
-        case "saturated" | "broken" if fix.options.fix == "none":
+        case "saturated" | "broken" if fix.options.fix == "none" and fix.first_rung.plan.mode == "none":
             return Remedy(message("remedy_fix", value="auto", node=node_of(fix)), Setting("fix", "auto"))
         case "saturated" if run.rung.plan.clamp is not None:
             return Remedy(message("remedy_clamp", node=node_of(fix)))
@@ -66,6 +66,8 @@ def settings_of(fix: FixState, rung: Rung) -> list[Setting]:
     if fix.options.fix == "none" and after.c == (1 / 16,) and after.s_attn == after.s_ffn == (1.0,):
         return [Setting("fix", "auto")]
     found = []
+    if fix.options.engine == "native" and rung.plan.block_local:
+        found.append(Setting("engine", "auto"))
     if rung.plan.mode != fix.first_rung.plan.mode:
         found.append(Setting("fix", rung.plan.mode))
     if after.c != before.c and not rung.plan.fp32_stream:

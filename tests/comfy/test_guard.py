@@ -11,6 +11,8 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.report import counters
+from moss_fp16_pack.nodes.apply import apply_fix
+from moss_fp16_pack.nodes.inputs import read_options
 from moss_fp16_pack.nodes.panel import publish
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -362,18 +364,38 @@ def test_the_remedy_is_what_would_have_kept_the_run_in_range(make: Any, case: st
     assert (given and (given["input"], given["value"])) == action
 
 
-def test_the_settings_that_a_rescue_names_need_no_rescue(make: Any) -> None:
-    prompt = conditioning("hot")
-    model = fixed(make("hot", "fp16"), fix="none")
+STARTS = [
+    ("hot", {"fix": "none"}, ["fix = auto"]),
+    ("hot", {"fix": "online", "c": "1/2"}, ["c = 1/32"]),
+    ("hot", {"fix": "none", "engine": "native"}, ["fix = auto"]),
+    ("burst", {"fix": "online", "c": "1/256"}, ["s_ffn = 1/64"]),
+    ("burst", {"fix": "none"}, None),
+    ("burst", {"fix": "fp32_residual"}, ["s_ffn = 1/64"]),
+]
+
+
+@pytest.mark.parametrize(("name", "start", "wanted"), STARTS)
+def test_the_settings_that_a_rescue_names_need_no_rescue(
+    make: Any, name: str, start: dict[str, str], wanted: list[str] | None
+) -> None:
+    """Typed into the widgets of the node, they start the next run on the rung that this one ended on."""
+    prompt = conditioning(name)
+    if start.get("engine") == "native" and make is load:
+        start = {**start, "engine": "auto"}  # the built-in class has no other forward
+    model = apply_fix(make(name, "fp16"), read_options(start), node="MOSS FP16 Fix", node_id="1")
     sample(model, prompt, steps=2)
     found = report(model)
     assert found["outcome"] == "rescued" and found["messages"] == []
-    assert found["verdict"]["key"] == "verdict_rescued_once"
-    assert found["rescues"][0]["reason_key"].startswith("reason_stream")
-    setting = found["remedy"]["action"]
-    again = fixed(make("hot", "fp16"), **{setting["input"]: setting["value"]})
+    assert found["rescues"][0]["reason_key"].startswith("reason_")
+    settings = found["remedy"]["values"]["settings"]
+    assert settings == (wanted or settings)
+    action = found["remedy"]["action"]
+    assert action is None or [f"{action['input']} = {action['value']}"] == settings
+    typed = dict(setting.split(" = ") for setting in settings)
+    again = apply_fix(make(name, "fp16"), read_options({**start, **typed}), node="MOSS FP16 Fix", node_id="1")
     sample(again, prompt, steps=2)
     assert report(again)["outcome"] == "ok" and report(again)["remedy"] is None
+    assert report(again)["factors"] == found["factors"] and report(again)["mode"] == found["mode"]
 
 
 def test_a_healthy_run_without_a_fix_is_no_fault(make: Any) -> None:
