@@ -63,7 +63,7 @@ def test_no_dependency_can_replace_the_torch_that_fits_the_card() -> None:
 
 def test_the_archive_holds_what_users_need_and_nothing_else() -> None:
     files = registry.published_files()
-    for needed in ("__init__.py", "LICENSE", "README.md", "pyproject.toml", "web/panel.js", "fold/__main__.py"):
+    for needed in ("__init__.py", "LICENSE", "README.md", "README.zh-CN.md", "web/panel.js", "fold/__main__.py"):
         assert needed in files
     tops = {name.partition("/")[0] for name in files}
     assert {"nodes", "fold", "web", "locales", "example_workflows"} <= tops
