@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from comfy_server import ComfyServer, comfy_arguments, golden_models, prepare_base
+from no_links import pytest_runtest_call  # noqa: F401
 from repo import DATA, NO_COMFYUI, ROOT, find_comfyui
 from serving import serve
 

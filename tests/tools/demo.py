@@ -55,7 +55,7 @@ def run_in_comfyui(comfyui: Path) -> dict[str, tuple[dict[str, Any], Path]]:
     """Queue the example workflow twice on a real ComfyUI; per fix the report and the saved latent's file."""
     client = load_client()
     results = {}
-    with tempfile.TemporaryDirectory(prefix="moss-demo-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="moss-demo-", ignore_cleanup_errors=True) as temporary:
         server = ComfyServer(comfyui, Path(temporary), models=[MODEL])
         for file in CONDITIONING.values():
             (server.base / "input" / file.name).write_bytes(file.read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis
+from no_links import pytest_runtest_call  # noqa: F401
 
 # The models here are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)

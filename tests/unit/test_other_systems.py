@@ -117,3 +117,20 @@ def test_a_closed_terminal_stops_a_command_unless_nohup_asked(
         assert signal.getsignal(signal.SIGHUP) == given
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_windows_without_the_right_to_make_links_skips_and_nothing_else_does(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("from no_links import pytest_runtest_call")
+    pytester.makepyfile(
+        """
+        def refused(number):
+            error = OSError("a required privilege is not held by the client")
+            error.winerror = number
+            raise error
+
+        def test_link(): refused(1314)
+        def test_other(): refused(5)
+        def test_fine(): pass
+        """
+    )
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1, failed=1, skipped=1)

@@ -35,7 +35,8 @@ def run_node(file: Path, environment: dict[str, str]) -> None:
     """Run one file under node's test runner; its output is the failure message."""
     done = subprocess.run(
         [str(NODE), "--test", "--test-reporter=spec", str(file)],
-        cwd=HERE, env={**os.environ, **environment}, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        cwd=HERE, env={**os.environ, **environment}, capture_output=True, encoding="utf-8", errors="replace",
+        timeout=TIMEOUT, check=False,
     )  # fmt: skip
     if done.returncode:
         pytest.fail(f"{file.name}:\n{done.stdout[-12_000:]}\n{done.stderr[-3000:]}", pytrace=False)
