@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fold.checkpoint.load import load_model
-from fold.checkpoint.reader import open_checkpoint
+from fold.checkpoint.reader import Checkpoint, open_checkpoint
 from fold.model.forward import BlockReplacement, MossDiT, skip_block
 from fold.model.observer import Observer
+from fold.names import OFFICIAL, ModuleNames
 from fold.report.counters import BlockStats, Counters, site_names
 from fold.scaling.factors import Factors
 from fold.scaling.plan import StreamPlan
@@ -27,6 +30,8 @@ from fold.scaling.record import StoredFold
 MODELS = ("cool", "warm", "hot", "burst")
 SKIP_1: Mapping[int, BlockReplacement] = {1: skip_block}
 UNIFORM = Factors((1 / 16,))
+#: A folder with the same files under other module names, and with those names in names.json: see test_names.
+RENAMED = os.environ.get("MOSS_GOLDEN_RENAMED")
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,24 @@ def _io(model: str) -> dict[str, Tensor]:
 @cache
 def model(name: str, dtype: torch.dtype = torch.float32, unfold: bool = True) -> MossDiT:
     """A checkpoint of tests/data as the built-in model, shared by all tests: do not change it."""
-    with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
+    with opened(name) as checkpoint:
         return load_model(checkpoint, dtype, unfold=unfold)
+
+
+@cache
+def names() -> ModuleNames:
+    """What the modules are called in the files that the tests load."""
+    return OFFICIAL.renamed(json.loads((Path(RENAMED) / "names.json").read_text())) if RENAMED else OFFICIAL
+
+
+def opened(name: str) -> Checkpoint:
+    """A file of tests/data, or of the folder where its modules have other names."""
+    return open_checkpoint((Path(RENAMED) if RENAMED else DATA) / f"{name}.safetensors", names())
 
 
 def stored(name: str, unfolded: bool) -> StoredFold:
     """The fold of a file of tests/data, as it is after loading."""
-    with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
+    with opened(name) as checkpoint:
         return StoredFold(checkpoint.record, unfolded=unfolded and checkpoint.record is not None)
 
 

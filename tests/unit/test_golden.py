@@ -10,7 +10,6 @@ import torch
 from golden import SKIP_1, UNIFORM, Case, counted, relative, velocity
 from repo import DATA
 
-from fold.checkpoint.reader import open_checkpoint
 from fold.report.counters import Counters, site_names
 from fold.scaling.factors import Factors
 from fold.scaling.plan import StreamPlan, plan_for
@@ -108,7 +107,7 @@ def test_the_fp16_bound_notices_one_writer_that_is_off_by_a_hundredth(case: Case
     plan = StreamPlan("online", golden.factors(case.model))
     off = copy.deepcopy(golden.model(case.model, torch.float16))
     with torch.no_grad():
-        off.video_embedder.weight.mul_(1.01)
+        off.get_submodule(golden.names().video_embedder.path).weight.mul_(1.01)
     assert golden.rounding_error(case, plan, torch.float16, weights=off) > golden.fp16_bound(case)
 
 
@@ -161,7 +160,7 @@ def test_a_folded_bf16_file_is_bit_equal_to_its_original(name: str) -> None:
 @pytest.mark.parametrize("name", ["hot_fused_qkv", "hot_prefixed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 def test_other_layouts_are_bit_equal(name: str, dtype: torch.dtype) -> None:
-    with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
+    with golden.opened(name) as checkpoint:
         assert checkpoint.fused == (name == "hot_fused_qkv")
     plan = StreamPlan("online", UNIFORM)
     for case in golden.cases_of("hot"):
