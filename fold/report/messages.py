@@ -29,6 +29,17 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
         "The latents of some images held NaN or infinity before the model was called: a node before the sampler made "
         "them, not the fp16 fix. The other images of the batch go on without them.",
     ),
+    "input_fault_between": (
+        "error",
+        "What the model gave was finite up to call {call}, and the latent after it held NaN or infinity: guidance, a "
+        "function after it (post-CFG) or the sampler made it, not the fp16 fix.",
+    ),
+    "input_fault_between_some": (
+        "error",
+        "What the model gave was finite up to call {call}, and the latents of some images after it held NaN or "
+        "infinity: guidance, a function after it (post-CFG) or the sampler made it, not the fp16 fix. The other images "
+        "of the batch go on without them.",
+    ),
     "input_fault_cond": (
         "error",
         "The conditioning {name} held NaN or infinity before the model was called: the node that made it is to blame, "
@@ -62,6 +73,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "cause_limit": ("info", "values hit fp16's limit of 65504 in {blocks}"),
     "cause_clamp": ("info", "the clamp limited values in {blocks}"),
     "cause_input": ("info", "the model was given NaN or infinity"),
+    "cause_between": ("info", "guidance or the sampler made NaN or infinity"),
     "cause_model": ("info", "even in fp32 the output holds NaN or infinity"),
     "cause_output": ("info", "the model's output holds NaN or infinity"),
     # ---- what to do: the report's remedy, and what fills {remedy}
@@ -70,6 +82,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "remedy_clamp": ("info", "Switch clamp off on {node}: guard and fix then keep the values whole."),
     "remedy_save_steps": ("info", "To save the repeated steps set {settings} on {node}."),
     "remedy_input": ("info", "Check the nodes before the sampler; fp16 is not the cause."),
+    "remedy_between": ("info", "Take guidance nodes out one by one, or try another sampler; fp16 is not the cause."),
     "remedy_model": ("info", "Check the model file, and take LoRAs and patches out one by one; fp16 is not the cause."),
     "remedy_mode": ("info", "Run it again with --mode {value}."),
     "remedy_dtype": ("info", "Run it again with --dtype fp32, which tells a broken model from one out of range."),

@@ -323,6 +323,8 @@ def cause_of(
             return message("cause_clamp", blocks=named(bad))
         case "saturated":
             return message("cause_limit", blocks=named(bad))
+        case "broken" if any(key.startswith("input_fault_between") for key in keys):
+            return message("cause_between")
         case "broken" if any(key.startswith("input_fault") for key in keys):
             return message("cause_input")
         case "broken" if "model_broken" in keys:
@@ -370,7 +372,7 @@ def _all_said(
     elif no_fix in said and done and outcome == "ok":
         said[said.index(no_fix)] = message("no_fix_needed")
     if done and cause is not None:
-        some = any(one.key == "input_fault_latent_some" for one in said)
+        some = any(one.key in ("input_fault_latent_some", "input_fault_between_some") for one in said)
         key = "image_affected" if outcome == "saturated" else "some_images_broken" if some else "black_image"
         said.append(message(key, cause=cause, remedy=remedy.said if remedy else ""))
     return by_importance(said)

@@ -128,12 +128,19 @@ class WatchedCall:
     def without_broken_items(self, out: Tensor) -> Tensor:
         """The latent came in broken. Where only some items of the batch are, the others go on without them."""
         if self.fix.options.guard != "rescue" or not bool(finite_items(self.call.x).any()):
-            self.give_up("input_fault", message("input_fault_latent"))
+            self.give_up("input_fault", self.latent_fault())
             return out
-        self.say("input_fault", message("input_fault_latent_some"))
+        self.say("input_fault", self.latent_fault(some=True))
         self.run.skips_broken_items = True
         self.leave_out_broken_items()
         return self.compute()
+
+    def latent_fault(self, *, some: bool = False) -> Message:
+        """Who made a latent that is not finite: a node before the sampler, or whatever came after a finite call."""
+        end = "_some" if some else ""
+        if self.run.model_calls == 0:
+            return message(f"input_fault_latent{end}")
+        return message(f"input_fault_between{end}", call=self.run.model_calls)
 
     def leave_out_broken_items(self) -> None:
         """Zeros in the place of latents that are not finite."""

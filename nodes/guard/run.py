@@ -44,6 +44,10 @@ class SamplingRun:
         try:
             out: Tensor = executor(*args, **kwargs)
             run.finite = bool(out.isfinite().all())
+            explained = run.gave_up or run.skips_broken_items or fix.options.guard == "off"
+            if not run.finite and run.model_calls and not explained:
+                # every call was looked at, so it was made after the last one
+                run.messages.append(message("input_fault_between", call=run.model_calls))
             state = "done"
             return out
         except comfy.model_management.InterruptProcessingException:

@@ -25,6 +25,8 @@ def remedy_for(fix: FixState, run: Run, outcome: Outcome) -> Remedy | None:
     match outcome:
         case "rescued" if "self_check_failed" not in said:
             return _saved_steps(fix, run.rung)
+        case "saturated" | "broken" if any(key.startswith("input_fault_between") for key in said):
+            return Remedy(message("remedy_between"))
         case "saturated" | "broken" if any(key.startswith("input_fault") for key in said):
             return Remedy(message("remedy_input"))
         case "saturated" | "broken" if "model_broken" in said or run.compute_dtype != torch.float16:

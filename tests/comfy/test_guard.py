@@ -240,6 +240,42 @@ def test_a_nan_latent_is_the_inputs_fault(make: Any, notices: list[dict[str, Any
     assert found["summary"]["peak"] is None and found["summary"]["non_finite"] > 0
 
 
+@pytest.mark.parametrize("guard", ["rescue", "report"])
+@pytest.mark.parametrize("first", [2, 3])
+def test_nan_made_between_two_calls_is_not_blamed_on_the_nodes_before(make: Any, first: int, guard: str) -> None:
+    """A post-CFG function breaks what the model gave: in mid-run, or after the last call."""
+    step: list[int] = []
+
+    def post_cfg(args: dict[str, Any]) -> torch.Tensor:
+        step.append(1)
+        return args["denoised"] * (float("nan") if len(step) >= first else 1.0)
+
+    whole = fixed(make("cool", "fp16"), guard=guard)
+    model = whole.clone()
+    model.set_model_sampler_post_cfg_function(post_cfg)
+    assert not sample(model, conditioning("cool"), steps=3).isfinite().all()
+    found = report(model)
+    assert [m["key"] for m in found["messages"]] == ["black_image", "input_fault_between"]
+    assert found["messages"][1]["values"] == {"call": first} and found["rescues"] == []
+    assert found["verdict"]["values"]["cause"]["key"] == "cause_between"
+    assert found["remedy"]["key"] == "remedy_between"
+    assert sample(whole, conditioning("cool"), steps=3).isfinite().all()  # what the remedy says, done
+    assert report(whole)["outcome"] == "ok"
+
+
+def test_nan_made_between_two_calls_in_a_batch(make: Any) -> None:
+    def post_cfg(args: dict[str, Any]) -> torch.Tensor:
+        out = args["denoised"].clone()
+        out[0] = float("nan")
+        return out
+
+    model = fixed(make("cool", "fp16"))
+    model.set_model_sampler_post_cfg_function(post_cfg)
+    out = sample(model, conditioning("cool"), steps=3, batch=2)
+    assert not out[0].isfinite().all() and out[1].isfinite().all()
+    assert [m["key"] for m in report(model)["messages"]] == ["some_images_broken", "input_fault_between_some"]
+
+
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
 def test_a_nan_latent_in_a_batch_leaves_the_others_their_rescue(
     make: Any, notices: list[dict[str, Any]], cfg: float

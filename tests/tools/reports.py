@@ -106,6 +106,8 @@ def samples() -> list[Message]:
         "black_image": {"cause": cause, "remedy": FIX.said},
         "some_images_broken": {"cause": message("cause_input"), "remedy": message("remedy_input")},
         "image_affected": {"cause": message("cause_limit", blocks=("layer.0",)), "remedy": FIX.said},
+        "input_fault_between": {"call": 2},
+        "input_fault_between_some": {"call": 2},
         "input_fault_cond": {"name": "text"},
         "out_of_range": {"step": 1, "reason": reason},
         "self_check_failed": {
