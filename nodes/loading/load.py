@@ -15,6 +15,7 @@ import comfy.model_patcher
 import comfy.sd
 import comfy.utils
 import torch
+from comfy.cli_args import args
 
 from ...fold.checkpoint.load import default_bands
 from ...fold.checkpoint.reader import Checkpoint, check_finite, open_checkpoint
@@ -31,6 +32,28 @@ from .builtin import MossModelConfig
 from .qkv_patcher import take_both_layouts
 
 
+#: ComfyUI's launch flags for the dtype a diffusion model runs in, the first that is set counts. fp64 is more than any
+#: weight of MOSS-Image holds, and not every device has it.
+COMPUTED_BY_FLAG = {
+    "fp32_unet": torch.float32,
+    "fp64_unet": torch.float32,
+    "bf16_unet": torch.bfloat16,
+    "fp16_unet": torch.float16,
+    "force_fp16": torch.float16,
+    "force_fp32": torch.float32,
+}
+#: Those for the dtype that its weights are stored in.
+STORED_BY_FLAG = {
+    flag: getattr(torch, dtype)
+    for flag, dtype in (
+        ("fp8_e4m3fn_unet", "float8_e4m3fn"),
+        ("fp8_e5m2_unet", "float8_e5m2"),
+        ("fp8_e8m0fnu_unet", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, dtype)
+}
+
+
 def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "", disable_dynamic: bool = False) -> Any:
     """The MODEL of a checkpoint file or HF folder, weights stored in the compute dtype.
 
@@ -39,14 +62,14 @@ def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "",
     Raises MossError for what is no sound MOSS-Image checkpoint.
     """
     with open_checkpoint(path) as checkpoint:
-        chosen = compute_dtype(dtype, checkpoint)
+        stored, chosen = chosen_dtypes(dtype, checkpoint)
         weights, record = ready_weights(checkpoint, unfold), checkpoint.record
         with finite(checkpoint, weights):
-            model = None if engine == "builtin" else load_native(weights, chosen, checkpoint, disable_dynamic)
+            model = None if engine == "builtin" else load_native(weights, stored, checkpoint, disable_dynamic)
             if model is None and engine == "native":
                 raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
             if model is None:
-                model = load_builtin(weights, chosen, checkpoint, parse_rules(rules), disable_dynamic)
+                model = load_builtin(weights, (stored, chosen), checkpoint, parse_rules(rules), disable_dynamic)
     if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
         model.set_model_compute_dtype(chosen)
     model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine, rules))
@@ -54,12 +77,24 @@ def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "",
     return model
 
 
-def compute_dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
-    """auto: fp16 where the device is good at it, else bf16, else fp32 (a CPU)."""
+def chosen_dtypes(name: str, checkpoint: Checkpoint) -> tuple[torch.dtype, torch.dtype]:
+    """What weights are stored in, and what the model computes in.
+
+    auto: what ComfyUI was started with (--fp16-unet, --force-fp16 and their like), else fp16 where the device is good
+    at it, else bf16, else fp32 (a CPU). --fp8_e4m3fn-unet and its like are about storing only.
+    """
     if name != "auto":
-        return DTYPES[name]
+        return DTYPES[name], DTYPES[name]
+    stored = next((dtype for flag, dtype in STORED_BY_FLAG.items() if getattr(args, flag, False)), None)
+    computed = next((dtype for flag, dtype in COMPUTED_BY_FLAG.items() if getattr(args, flag, False)), None)
+    if computed is None:
+        computed = _dtype_for_device(checkpoint.nbytes // 2)
+    return computed if stored is None or checkpoint.quantization else stored, computed
+
+
+def _dtype_for_device(parameters: int) -> torch.dtype:
     device = mm.get_torch_device()
-    if mm.should_use_fp16(device, model_params=checkpoint.nbytes // 2):
+    if mm.should_use_fp16(device, model_params=parameters):
         return torch.float16
     return torch.bfloat16 if mm.should_use_bf16(device) else torch.float32
 
@@ -122,14 +157,15 @@ def load_native(
 
 def load_builtin(
     weights: dict[str, torch.Tensor],
-    dtype: torch.dtype,
+    dtypes: tuple[torch.dtype, torch.dtype],
     checkpoint: Checkpoint,
     rules: tuple[DtypeRule, ...],
     disable_dynamic: bool,
 ) -> Any:
     """The built-in class, placed as ComfyUI places its own.
 
-    It has q, k and v apart, as the official keys do, also for fused files. Adapters fit with the keys of either layout.
+    dtypes: what its weights are stored in, and what it computes in. It has q, k and v apart, as the official keys do,
+    also for fused files. Adapters fit with the keys of either layout.
     """
     fused = checkpoint.fused and checkpoint.quantization is not None
     if checkpoint.fused and not fused:
@@ -138,7 +174,8 @@ def load_builtin(
     weights, _ = comfy.utils.convert_old_quants(dict(weights), "", metadata=dict(checkpoint.metadata))
     config = MossModelConfig({"arch": checkpoint.arch, "fused": fused})
     config.quant_config = comfy.utils.detect_layer_quantization(weights, "") if checkpoint.quantization else None
-    config.set_inference_dtype(dtype, dtype if config.quant_config else None)
+    stored, dtype = dtypes
+    config.set_inference_dtype(stored, dtype if config.quant_config or stored != dtype else None)
     patcher = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
     model = config.get_model(weights)
     tree = model.diffusion_model
