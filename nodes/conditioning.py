@@ -117,8 +117,8 @@ def conditioning_files() -> list[str]:
         mark + file.relative_to(root).as_posix()
         for root, mark in places
         if root.is_dir()
-        for file in sorted(root.rglob("*" + EXTENSION))
-        if file.resolve().is_relative_to(root.resolve())
+        for file in sorted(root.rglob("*"))
+        if file.suffix.lower() == EXTENSION and file.is_file() and file.resolve().is_relative_to(root.resolve())
     ]
 
 
@@ -132,18 +132,25 @@ def _saved_folder() -> Path:
 def conditioning_path(name: str) -> Path:
     """The file of a list entry. Raises MossError for anything outside the two folders, links out of them included."""
     inside, shown = name.removeprefix(OUTPUT_MARK), clip(name)
-    root = (_saved_folder() if name.startswith(OUTPUT_MARK) else Path(folder_paths.get_input_directory())).resolve()
+    saved = name.startswith(OUTPUT_MARK)
+    folder = f"output/{FOLDER}" if saved else "input"
+    root = (_saved_folder() if saved else Path(folder_paths.get_input_directory())).resolve()
     try:
+        named = bool(inside) and not Path(inside).is_absolute() and ".." not in Path(inside).parts
         file = (root / inside).resolve()
-        within = inside and not Path(inside).is_absolute() and ".." not in Path(inside).parts
-        within = within and file.is_relative_to(root)
-        there = within and file.suffix == EXTENSION and file.is_file()
+        leads_out = named and not file.is_relative_to(root)
+        there = named and file.suffix.lower() == EXTENSION and file.is_file()
     except (OSError, ValueError):  # too long, a NUL, half a character
         raise MossError(f"{shown!r} is no file name.") from None
-    if not within:
-        raise MossError(f"{shown!r} is not inside ComfyUI's input folder: conditioning is only read from there.")
+    if leads_out:
+        raise MossError(
+            f"{shown!r} is a link that leads out of ComfyUI's {folder} folder, and a workflow may only name what is in "
+            "it: copy the file there."
+        )
+    if not named:
+        raise MossError(f"{shown!r} is not inside ComfyUI's {folder} folder: conditioning is only read from there.")
     if not there:
-        raise MossError(f"There is no conditioning file {shown!r} in ComfyUI's input folder.")
+        raise MossError(f"There is no conditioning file {shown!r} in ComfyUI's {folder} folder.")
     return file
 
 

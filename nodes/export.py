@@ -12,7 +12,7 @@ from ..fold.checkpoint.export import export_checkpoint
 from ..fold.checkpoint.keys import LAYOUTS
 from ..fold.scaling.factors import DEFAULT, IDENTITY
 from .inputs import CATEGORY, FACTOR_HINT_UNIFORM, MossFactors, check_texts, read_factors
-from .loader import model_names, model_path
+from .loading.files import model_names, model_path
 from .ui import cancellable, cancelled, progress_bar
 
 

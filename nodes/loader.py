@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import folder_paths
 from comfy_api.latest import io
 
-from ..fold.checkpoint.header import clip
 from ..fold.errors import MossError
 from .apply import apply_fix
 from .inputs import CATEGORY, check_texts, compute_dtype_input, fix_inputs, read_options
+from .loading.files import model_names, model_path
 from .loading.load import load_moss
 from .model.stored_fold import stored_fold_of
 
 TITLE = "Load MOSS-Image (FP16)"
-HF_MARKS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
 
 
 class MossFP16Loader(io.ComfyNode):
@@ -87,38 +85,3 @@ class MossFP16Loader(io.ComfyNode):
             stored=stored_fold_of(model),
         )
         return io.NodeOutput(fixed)
-
-
-def model_names() -> list[str]:
-    """What the list offers: diffusion_models plain, the others behind their folder's name."""
-    names = [n for n in folder_paths.get_filename_list("diffusion_models") if n.endswith(".safetensors")]
-    names += [f"checkpoints/{n}" for n in folder_paths.get_filename_list("checkpoints") if n.endswith(".safetensors")]
-    return names + [f"diffusers/{n}" for n in _hf_folders()]
-
-
-def _hf_folders() -> list[str]:
-    """Folders below models/diffusers that hold a transformer."""
-    if "diffusers" not in folder_paths.folder_names_and_paths:
-        return []
-    found: list[str] = []
-    for root in map(Path, folder_paths.get_folder_paths("diffusers")):
-        for folder in sorted(root.iterdir()) if root.is_dir() else ():
-            if any((place / mark).exists() for place in (folder, folder / "transformer") for mark in HF_MARKS):
-                found.append(folder.name)
-    return found
-
-
-def model_path(name: str) -> str:
-    """The path of a name from the list. Raises MossError for any other name (nothing outside the folders is opened)."""
-    if name not in model_names():
-        raise MossError(f"{clip(name)} is not among the models of this ComfyUI: press R to refresh the list.")
-    folder, _, rest = name.partition("/")
-    if folder == "diffusers" and rest in _hf_folders():
-        return next(
-            str(Path(root) / rest)
-            for root in folder_paths.get_folder_paths("diffusers")
-            if (Path(root) / rest).is_dir()
-        )
-    if folder == "checkpoints" and rest in folder_paths.get_filename_list("checkpoints"):
-        return str(folder_paths.get_full_path_or_raise("checkpoints", rest))
-    return str(folder_paths.get_full_path_or_raise("diffusion_models", name))

@@ -26,6 +26,8 @@ DTYPE_BITS = {
 # The safetensors package opens no larger one. A MODEL saved with a workflow has all of that in its header.
 MAX_HEADER_BYTES = 100_000_000
 _MAX_SIZE = 2**64 - 1
+#: The names under which safetensors files come, in upper or lower case.
+SUFFIXES = (".safetensors", ".sft")
 _PICKLES = (".ckpt", ".pt", ".pth", ".bin", ".pkl")
 _ENTRY_FIELDS = ("dtype", "shape", "data_offsets")
 _FIRST_BYTES = 512
@@ -54,6 +56,11 @@ class Header:
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
     file_bytes: int
+
+
+def is_safetensors(name: str) -> bool:
+    """Whether a file is named as safetensors."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def read_header(file: Path) -> Header:

@@ -31,7 +31,6 @@ from ..model.stored_fold import KEY
 from .builtin import MossModelConfig
 from .qkv_patcher import take_both_layouts
 
-
 #: ComfyUI's launch flags for the dtype a diffusion model runs in, the first that is set counts. fp64 is more than any
 #: weight of MOSS-Image holds, and not every device has it.
 COMPUTED_BY_FLAG = {

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from ...fold.checkpoint.header import is_safetensors
 from ...fold.checkpoint.reader import open_checkpoint
 from ...fold.errors import MossError
 from ...fold.scaling.record import NO_FOLD, StoredFold
@@ -35,6 +36,6 @@ def source_file(model: Any) -> Path | None:
     """The safetensors file in the MODEL's `cached_patcher_init`, which names its loader and that loader's arguments."""
     init = getattr(model, "cached_patcher_init", None)
     for argument in init[1] if init else ():
-        if isinstance(argument, str) and argument.endswith(".safetensors") and Path(argument).is_file():
+        if isinstance(argument, str) and is_safetensors(argument) and Path(argument).is_file():
             return Path(argument)
     return None

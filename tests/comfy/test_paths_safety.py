@@ -18,7 +18,8 @@ from moss_fp16_pack.nodes.conditioning import (
     conditioning_path,
     read_conditioning,
 )
-from moss_fp16_pack.nodes.loader import MossFP16Loader, model_names, model_path
+from moss_fp16_pack.nodes.loader import MossFP16Loader
+from moss_fp16_pack.nodes.loading.files import model_names, model_path
 from repo import DATA
 from safetensors.torch import save_file
 
@@ -70,6 +71,27 @@ def test_conditioning_outside_by_its_full_name(places: Path) -> None:
         assert isinstance(MossFP16LoadConditioning.validate_inputs(name), str)
         with pytest.raises(MossError, match="inside"):
             conditioning_path(name)
+
+
+@pytest.mark.parametrize("name", ["link.safetensors", f"linked/{SECRET}"])
+def test_a_link_that_leads_out_is_called_one(places: Path, name: str) -> None:
+    with pytest.raises(MossError, match=r"is a link that leads out of ComfyUI's input folder.*copy the file there"):
+        conditioning_path(name)
+    copy = Path(folder_paths.get_input_directory()) / "copied.safetensors"
+    copy.write_bytes((places / SECRET).read_bytes())  # what the sentence says, done
+    assert conditioning_path("copied.safetensors") == copy.resolve()
+    copy.unlink()
+
+
+def test_a_link_inside_the_input_folder_is_inside_it(places: Path) -> None:
+    inside = Path(folder_paths.get_input_directory())
+    link = inside / "within.SAFETENSORS"
+    link.symlink_to(inside / "sub" / "fine.safetensors")
+    try:
+        assert conditioning_path("within.SAFETENSORS").name == "fine.safetensors"
+        assert "within.SAFETENSORS" in conditioning_files()
+    finally:
+        link.unlink()
 
 
 def test_what_is_inside_works(places: Path) -> None:
