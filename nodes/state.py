@@ -21,7 +21,6 @@ from ..fold.report.counters import BlockStats, Counters, site_names
 from ..fold.report.messages import Message
 from ..fold.report.report import Outcome, Remedy, Report, Rescue, SelfCheck, State, make_report
 from ..fold.scaling.plan import StreamPlan
-from .engines.dtypes import OwnDtype
 from .inputs import FixOptions
 from .model.moss import blocks as block_paths
 
@@ -55,6 +54,13 @@ def show_factor(values: tuple[float, ...]) -> str:
         return "per block"
     inverse = 1.0 / values[0]
     return f"1/{inverse:g}" if inverse >= 1 and inverse.is_integer() else f"{values[0]:g}"
+
+
+@dataclass
+class DtypeUse:
+    """Whether a linear with a dtype of its own was ever called; one for its patches on all copies of a MODEL."""
+
+    called: bool = False
 
 
 @dataclass
@@ -143,7 +149,7 @@ class FixState:
     compute_dtype: torch.dtype | None
     manageable: bool = True
     notes: tuple[Message, ...] = ()
-    own_dtypes: dict[str, OwnDtype] = field(default_factory=dict)
+    own_dtypes: dict[str, DtypeUse] = field(default_factory=dict)
     param_dtypes: dict[str, Any] = field(default_factory=dict)
     run: Run | None = None
     last_report: Report | None = None

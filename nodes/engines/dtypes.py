@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ...fold.names import ModuleNames
 from ...fold.report.messages import Message, message, named
 from ..model.foreign import patched_object
 from ..model.moss import ROOT
+from ..state import DtypeUse
 from .casting import FLAG
 
 
@@ -38,10 +38,10 @@ def at_boundary(
 
 
 class OwnDtype:
-    """A linear's forward in a dtype of its own. `called` shows whether the model's class calls it at all."""
+    """A linear's forward in a dtype of its own. `use` shows whether the model's class calls it at all."""
 
-    def __init__(self, inner: Any, dtype: torch.dtype, use: Use | None = None) -> None:
-        self.inner, self.dtype, self.use = inner, dtype, use or Use()
+    def __init__(self, inner: Any, dtype: torch.dtype, use: DtypeUse) -> None:
+        self.inner, self.dtype, self.use = inner, dtype, use
         self.run = in_own_dtype(inner, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -51,13 +51,6 @@ class OwnDtype:
     def on(self, inner: Any) -> OwnDtype:
         """The same around another module's forward."""
         return OwnDtype(inner, self.dtype, self.use)
-
-
-@dataclass
-class Use:
-    """Shared by the patches of one path on all copies of a MODEL."""
-
-    called: bool = False
 
 
 def rules_on(
@@ -70,21 +63,21 @@ def rules_on(
     return apply_rules(rules, parameters, lambda name: stored_dtype(name, dtype, names) if own else dtype, names)
 
 
-def patch_parameters(model: Any, tree: nn.Module, names: ModuleNames, applied: AppliedDtypes) -> dict[str, OwnDtype]:
-    """Object patches so that the linears named compute in their own dtype; returns them by path."""
-    patches: dict[str, OwnDtype] = {}
+def patch_parameters(model: Any, tree: nn.Module, names: ModuleNames, applied: AppliedDtypes) -> dict[str, DtypeUse]:
+    """Object patches so that the linears named compute in their own dtype; returns their use by path."""
+    uses: dict[str, DtypeUse] = {}
     for path, dtype in applied.modules(names).items():
         name = f"{ROOT}.{path}.forward"
-        patches[path] = OwnDtype(patched_object(model, name), dtype)
-        model.add_object_patch(name, patches[path])
+        uses[path] = DtypeUse()
+        model.add_object_patch(name, OwnDtype(patched_object(model, name), dtype, uses[path]))
         if getattr(tree.get_submodule(path), FLAG, True) is False:
             model.add_object_patch(f"{ROOT}.{path}.{FLAG}", True)
-    return patches
+    return uses
 
 
-def bypassed(patches: dict[str, OwnDtype]) -> Message | None:
+def unused_dtypes(uses: dict[str, DtypeUse]) -> Message | None:
     """After a run: what to say of linears that the class never called, so that their dtype had no effect."""
-    idle = [path for path, patch in patches.items() if not patch.use.called]
+    idle = [path for path, use in uses.items() if not use.called]
     if not idle:
         return None
     return message("param_dtypes_unused", parameters=named(idle))

@@ -14,7 +14,7 @@ from server import PromptServer
 from ...fold.report.counters import BlockStats, PeakCopy, peak_copy
 from ...fold.report.messages import CONSEQUENCES, Message, message
 from ...fold.report.report import Remedy, Report, State
-from ..engines.dtypes import bypassed
+from ..engines.dtypes import unused_dtypes
 from ..state import FixState, Run
 from .prompts import report_nodes_of
 from .remedy import report_of
@@ -137,7 +137,7 @@ def finish(fix: FixState, run: Run, state: State) -> None:
 
     A run that stopped never reaches its Report nodes, so they are told here.
     """
-    if state == "done" and (said := bypassed(fix.own_dtypes)):
+    if state == "done" and (said := unused_dtypes(fix.own_dtypes)):
         run.messages.append(said)
     report = report_of(fix, run, state, run.counters.read())
     fix.last_report, fix.last_prompt_id = report, run.prompt_id
