@@ -137,6 +137,25 @@ def test_what_became_of_the_image_and_the_remedy_come_first() -> None:
     assert found.to_json()["remedy"]["action"] == {"node": "source", "input": "fix", "value": "auto"}
 
 
+def test_the_cause_of_a_broken_image() -> None:
+    def cause(*peaks: float, **given: Any) -> str:
+        return str(report(rows(*peaks), finite=False, **given).to_json()["verdict"]["values"]["cause"]["key"])
+
+    assert cause(1.0, INF) == "cause_range"
+    assert cause(1.0, 640.0) == "cause_output"
+    assert cause(1.0, INF, messages=[message("model_broken")]) == "cause_model"
+    assert cause(1.0, INF, messages=[message("input_fault_cond", name="text")]) == "cause_input"
+
+
+def test_a_run_that_ended_in_fp32_says_so() -> None:
+    found = report(rows(112.0, 131008.0), full=True)
+    assert found.compute_dtype == found.stream_dtype == "fp32"
+
+
+def test_blocks_that_are_not_shown_are_not_summed_either() -> None:
+    assert report(rows(112.0, 640.0), shown=False).summary.block is None
+
+
 def test_before_the_run_is_over_nothing_is_said_of_the_finished_image() -> None:
     for state in ("running", "interrupted", "failed"):
         found = report(rows(1.0, INF), finite=None, state=state)
@@ -246,6 +265,8 @@ def test_what_ran_the_counts_and_the_notes() -> None:
     assert counts(stored("rescued")) == "no value saturated, none NaN/inf, rescued 1"
     assert counts(stored("overflow")) == "NaN/inf 28"
     assert counts(stored("bf16")) == "no value saturated, none NaN/inf, beyond fp16 5"
+    assert notes(stored("overflow")) == ["Set fix = auto on Load MOSS-Image (FP16)."]
+    assert notes(stored("input_fault"))[1].startswith("The latent held NaN or infinity before the model was called")
     assert notes(stored("rescued")) == [
         "Set fix = auto on Load MOSS-Image (FP16).",
         "Step 2 was computed again with online c=1/256 (layer.0, layer.1 out of range)",
