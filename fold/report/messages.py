@@ -49,7 +49,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
         "error",
         "Even in fp32 the output holds NaN or infinity: the model, an adapter or the conditioning is broken.",
     ),
-    "out_of_range": ("warn", "Step {step}: {reason} in fp16 (guard is set to report, so nothing was done)."),
+    "out_of_range": ("warn", "Step {step}: {reason} (guard is set to report, so nothing was done)."),
     "self_check_failed": (
         "warn",
         "The fold was left off: the same call at c and c/2 differed by {difference}, so something else writes to the "
