@@ -166,6 +166,13 @@ def test_a_prompt_of_any_shape_is_read(inputs: Any) -> None:
     assert prompts.report_nodes_of(prompt, "1") == []
 
 
+def test_a_circle_in_a_prompt_ends_the_search() -> None:
+    """ComfyUI refuses such a prompt; a report must not hang on one."""
+    loop = {name: {"class_type": "NodeOfAnotherPack", "inputs": {"model": [other, 0]}} for name, other in ("ab", "ba")}
+    prompt = {"6": {"class_type": "MossFP16Report", "inputs": {"model": ["a", 0]}}, **loop}
+    assert prompts.source_of_report(prompt, "6") is None
+
+
 def job(number: int, workflow: str, cached: list[str], **report: Any) -> tuple[str, dict[str, Any]]:
     """One record of ComfyUI's history."""
     extra = {"extra_pnginfo": {"workflow": {"id": workflow}}}
