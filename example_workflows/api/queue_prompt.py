@@ -34,6 +34,8 @@ Json = dict[str, Any]
 LEVELS = {"ok": "ok", "low": "low", "saturated": "saturated", "not_finite": "NaN/inf"}
 #: Messages that the verdict says already.
 CONSEQUENCES = ("black_image", "some_images_broken", "image_affected")
+#: What POST /prompt takes beside the nodes and the client's id.
+BODY = ("extra_data", "front", "number", "prompt_id", "partial_execution_targets")
 LAST_EVENTS = ("execution_success", "execution_error", "execution_interrupted")
 
 
@@ -75,9 +77,9 @@ class ComfyClient:
             raise ClientError(refusal(response.status, text, path))
         return json.loads(text) if text.strip() else None
 
-    def queue(self, prompt: Json) -> str:
-        """POST /prompt; returns the prompt's id."""
-        answer = self.call("POST", "/prompt", {"prompt": prompt, "client_id": self.client_id})
+    def queue(self, prompt: Json, rest: Json | None = None) -> str:
+        """POST /prompt, with what else belongs into its body; returns the prompt's id."""
+        answer = self.call("POST", "/prompt", {**(rest or {}), "prompt": prompt, "client_id": self.client_id})
         return str(answer["prompt_id"])
 
     def history(self, prompt_id: str) -> Json | None:
@@ -202,19 +204,53 @@ def problem_text(problem: Json) -> str:
     return f"{problem.get('message')}: {details}"
 
 
-def load_workflow(path: Path) -> Json:
-    """Read an API-format workflow. Raises ClientError for a missing file, bad JSON or a UI-format file."""
+def load_job(path: Path) -> tuple[Json, Json]:
+    """Read a workflow in API format, alone or as POST /prompt takes it; "-" is the standard input.
+
+    Returns its nodes, and what else belongs into the body of /prompt (extra_data and the like). Raises ClientError for
+    a missing file, bad JSON or another format.
+    """
     try:
-        workflow = json.loads(path.read_text("utf-8"))
+        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        found = json.loads(decoded(raw))
+    except UnicodeDecodeError as error:
+        raise ClientError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8.") from error
     except (OSError, ValueError) as error:
         raise ClientError(f"{path} cannot be read as a workflow: {error}.") from error
-    if isinstance(workflow, dict) and isinstance(workflow.get("nodes"), list):
-        raise ClientError(
-            f"{path} is a UI workflow: open it in ComfyUI and use File > Export (API), or take the api/ twin."
-        )
-    if not isinstance(workflow, dict) or not all(isinstance(n, dict) and "class_type" in n for n in workflow.values()):
+    workflow, rest = found, {}
+    if isinstance(found, dict) and "prompt" in found and not is_node(found["prompt"]):
+        workflow = found["prompt"]
+        rest = {key: found[key] for key in BODY if key in found}
+    for layer in (found, workflow, found.get("workflow") if isinstance(found, dict) else None):
+        if isinstance(layer, dict) and isinstance(layer.get("nodes"), list):
+            raise ClientError(
+                f"{path} is a UI workflow: open it in ComfyUI and use File > Export (API), or take the api/ twin."
+            )
+    if not isinstance(workflow, dict) or not all(map(is_node, workflow.values())):
         raise ClientError(f"{path} is not an API workflow (an object of nodes, each with a class_type).")
-    return workflow
+    if not workflow:
+        raise ClientError(f"{path} is an API workflow without a single node.")
+    return workflow, rest
+
+
+def load_workflow(path: Path) -> Json:
+    """The nodes of a workflow in API format. Raises ClientError as `load_job` does."""
+    return load_job(path)[0]
+
+
+def is_node(value: Any) -> bool:
+    """Whether a JSON value is a node in API format."""
+    return isinstance(value, dict) and "class_type" in value
+
+
+def decoded(raw: bytes) -> str:
+    """Text as UTF-8, with or without a mark, or as UTF-16, which is what PowerShell 5 writes."""
+    for mark, encoding in ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+        if raw.startswith(mark):
+            return raw.decode(encoding)
+    if raw[1:2] == b"\0" or raw[:1] == b"\0":  # UTF-16 without a mark: JSON begins with an ASCII character
+        return raw.decode("utf-16-be" if raw[:1] == b"\0" else "utf-16-le")
+    return raw.decode("utf-8")
 
 
 def apply_setting(workflow: Json, setting: str) -> None:
@@ -238,9 +274,9 @@ def apply_setting(workflow: Json, setting: str) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """A JSON value where the text is one (4, 3.5, true), else the text itself."""
+    """A JSON value where the text is one (4, 3.5, true; True as PowerShell writes it), else the text itself."""
     try:
-        return json.loads(text)
+        return json.loads(text.lower() if text in ("True", "False") else text)
     except ValueError:
         return text
 
@@ -263,7 +299,9 @@ def follow(events: EventStream, prompt_id: str, workflow: Json, show: bool, dead
         return
 
 
-def run(client: ComfyClient, workflow: Json, show: bool = True, timeout: float | None = None) -> Json:
+def run(
+    client: ComfyClient, workflow: Json, show: bool = True, timeout: float | None = None, rest: Json | None = None
+) -> Json:
     """Queue a workflow, follow it to its end and return its entry of /history. A job that is given up is cancelled."""
     deadline = float("inf") if timeout is None else time.monotonic() + timeout
     with contextlib.ExitStack() as stack:
@@ -271,7 +309,7 @@ def run(client: ComfyClient, workflow: Json, show: bool = True, timeout: float |
             events = stack.enter_context(client.events(quiet=timeout))
         except OSError:
             events = None  # no websocket through this proxy: polling does as well, only without the steps
-        prompt_id = client.queue(workflow)
+        prompt_id = client.queue(workflow, rest)
         try:
             if events:
                 follow(events, prompt_id, workflow, show, deadline)
@@ -349,7 +387,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Queue an API workflow on ComfyUI and print its MOSS saturation report."
     )
-    parser.add_argument("workflow", type=Path, help="a workflow in API format, such as moss_fp16_headless.json")
+    parser.add_argument(
+        "workflow",
+        type=Path,
+        help="a workflow in API format, such as moss_fp16_headless.json, or the body of a POST /prompt; - for stdin",
+    )
     parser.add_argument("--server", default="127.0.0.1:8188", help="host:port or an address (default %(default)s)")
     parser.add_argument(
         "--set",
@@ -376,11 +418,14 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     show_what_can_be_shown()
     arguments = parse_arguments(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # what the terminal cannot show must not end the job
     try:
-        workflow = load_workflow(arguments.workflow)
+        workflow, rest = load_job(arguments.workflow)
         for setting in arguments.set:
             apply_setting(workflow, setting)
-        entry = run(ComfyClient(arguments.server), workflow, not arguments.quiet, arguments.timeout)
+        entry = run(ComfyClient(arguments.server), workflow, not arguments.quiet, arguments.timeout, rest)
     except ClientError as error:
         print(error, file=sys.stderr)
         return error.code

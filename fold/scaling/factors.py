@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ FACTOR_FIELDS = ("c", "s_attn", "s_ffn")
 SMALLEST, LARGEST = 2.0**-24, 2.0**24
 # The stream is aimed at this peak, which leaves four bits of fp16 range above it.
 TARGET_PEAK = 4096.0
+#: "0,0625" as many countries write it. No list begins with 0, which is no factor.
+_DECIMAL_COMMA = re.compile(r"[+-]?0+,[0-9]+")
 _MAX_JSON_BYTES = 16 * 2**20
 
 
@@ -85,6 +88,7 @@ class Factors:
             if len(values) not in (1, depth):
                 raise MossError(
                     f"{field} has {len(values)} values, but this model has {depth} blocks: give 1 value or {depth}."
+                    + (" (A comma separates values: a decimal point is a point.)" if len(values) == 2 else "")
                 )
             full[field] = values * depth if len(values) == 1 else values
         return Factors(**full)
@@ -169,6 +173,8 @@ def parse_factor(text: str | float | Iterable[float], field: str = "factor") -> 
     """Read ``0.0625``, ``1/16``, ``2^-4`` or a comma list of those; MossError naming ``field`` otherwise."""
     match text:
         case str():
+            if _DECIMAL_COMMA.fullmatch(text.strip()):
+                raise MossError(_decimal_comma(text.strip(), field))
             parts: list[object] = [_parse_one(part.strip(), field) for part in text.split(",")]
         case int() | float():
             parts = [text]
@@ -198,6 +204,14 @@ def factor_for_peak(peak: float, target: float = TARGET_PEAK) -> float:
     while peak * factor > target:
         factor /= 2.0
     return check_factor(factor, f"the factor for a peak of {peak:g}")
+
+
+def _decimal_comma(text: str, field: str) -> str:
+    before, after = text.split(",")
+    return (
+        f"{field} = {text} was read as a list of two values, {before} and {after}, since a comma separates the values "
+        f"of a per-block list, and {before} cannot be a factor. If it is one number, write {before}.{after}."
+    )
 
 
 def _parse_one(text: str, field: str) -> float:

@@ -136,22 +136,46 @@ def lost_changes(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
 
 def wrong_shape(arch: MossArch, x: Tensor, context: Tensor, mask: Tensor | None) -> str | None:
     """What of a call was made for another model; None where it fits."""
-    if context.dim() != 3 or context.shape[-1] != arch.text_dim:
-        return (
-            f"The conditioning is {list(context.shape)}, but this MOSS-Image takes [batch, tokens, {arch.text_dim}]: "
-            "encode the prompt with MOSS-Image's own text encoder (CLIP Loader, type moss_image)."
-        )
     if x.dim() != 4 or x.shape[1] != arch.latent_channels:
         return (
             f"The latent is {list(x.shape)}, but this MOSS-Image takes [batch, {arch.latent_channels}, height, width]: "
             "use a FLUX.2 latent (its VAE, or its empty latent node)."
         )
-    if mask is not None and mask.numel() != mask.shape[0] * context.shape[1]:
+    return wrong_text(arch, context, mask)
+
+
+def wrong_text(arch: MossArch, context: Tensor, mask: Tensor | None) -> str | None:
+    """Why a conditioning [B, T, D] with its mask [B, T] cannot be used; None where it can."""
+    if problem := no_tokens(context):
+        return problem
+    if context.dim() != 3 or context.shape[-1] != arch.text_dim:
         return (
-            f"The attention_mask is {list(mask.shape)}, but the conditioning has {context.shape[1]} tokens: they must "
-            "come from the same text encode node."
+            f"The conditioning is {list(context.shape)}, but this MOSS-Image takes [batch, tokens, {arch.text_dim}]: "
+            "encode the prompt with MOSS-Image's own text encoder (CLIP Loader, type moss_image)."
         )
-    return None
+    if mask is None or mask.numel() == mask.shape[0] * context.shape[1]:
+        return None
+    covered, tokens = mask.numel() // max(mask.shape[0], 1), context.shape[1]
+    if covered < tokens:
+        return (
+            f"The attention_mask covers {covered} of the conditioning's {tokens} tokens. Conditioning Concat does "
+            "that: it joins two texts and keeps the mask of the first. Write both texts into one prompt, or use "
+            "Conditioning Combine."
+        )
+    return (
+        f"The attention_mask is for {covered} tokens, but the conditioning has {tokens}: a node after the text encode "
+        "node has changed one and not the other. Take that node out."
+    )
+
+
+def no_tokens(context: Any) -> str | None:
+    """A sentence about a conditioning with nothing in it; None for any other."""
+    if not isinstance(context, Tensor) or context.dim() != 3 or context.shape[1] > 0:
+        return None
+    return (
+        f"The conditioning has no tokens (it is {list(context.shape)}): encode a prompt, which may be an empty text, "
+        "with MOSS-Image's own text encoder (CLIP Loader, type moss_image)."
+    )
 
 
 def sigma_of(timesteps: Tensor, model: Any) -> Tensor:

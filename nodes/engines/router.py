@@ -11,7 +11,7 @@ from ...fold.errors import MossError
 from ..model.foreign import unwrapped
 from ..state import FixState
 from .dtypes import at_boundary
-from .managed import managed_forward, sigma_of
+from .managed import managed_forward, no_tokens, sigma_of
 from .patches import needs_unet
 
 
@@ -31,7 +31,8 @@ class Router:
         fix, call = self.fix, self.fix.call
         call.trace.reached = True
         x, timesteps, context = at_boundary(fix.options.inputs, x, timesteps, context)
-        if problem := needs_unet(kwargs.get("transformer_options") or (args[1] if len(args) > 1 else None) or {}):
+        options = kwargs.get("transformer_options") or (args[1] if len(args) > 1 else None) or {}
+        if problem := no_tokens(context) or needs_unet(options):
             raise MossError(problem)
         if not call.rung.managed:
             return self.inner(x, timesteps, context, *args, **kwargs)

@@ -1,14 +1,17 @@
-"""Latents and conditionings that hold NaN or infinity before the model sees them: no rung helps there."""
+"""Latents and conditionings that no rung helps: before the model sees them they hold NaN, or do not fit it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...fold.arch import MossArch
 from ...fold.report.messages import Message, message
+from ..engines.managed import no_tokens, wrong_text
 
 
 def finite_items(x: Tensor) -> Tensor:
@@ -24,6 +27,29 @@ def conditioning_fault(conds: Mapping[str, Any]) -> Message | None:
             if not bool(_finite(value, mask).all()):
                 return message("input_fault_cond", name="text" if name == "c_crossattn" else name)
     return None
+
+
+def unusable_text(arch: MossArch, guider: Any, *, managed: bool) -> str | None:
+    """A sentence about a conditioning that no call could use, before the model is loaded for it; None where all fit.
+
+    guider: what samples. managed: our forward will run it; a class of ComfyUI's own may take other shapes.
+    """
+    options = getattr(guider, "model_options", {})
+    unguided = math.isclose(getattr(guider, "cfg", 0.0), 1.0) and not options.get("disable_cfg1_optimization")
+    for name, found in getattr(guider, "conds", {}).items():
+        for cond in found if not (name == "negative" and unguided) else ():
+            context, mask = cond.get("cross_attn"), cond.get("attention_mask")
+            problem = no_tokens(context)
+            if managed and problem is None and isinstance(context, Tensor):
+                problem = wrong_text(arch, context, _with_zeros(mask))
+            if problem:
+                return problem
+    return None
+
+
+def _with_zeros(mask: Any) -> Tensor | None:
+    """A mask that leaves something out; one that does not is not looked at any further."""
+    return mask if isinstance(mask, Tensor) and not bool((mask != 0).all()) else None
 
 
 def _finite(value: Tensor, mask: Tensor | None) -> Tensor:

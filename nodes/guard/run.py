@@ -14,6 +14,7 @@ from ...fold.report.report import State
 from ..model.moss import compute_dtype_of
 from ..panel import publish
 from ..state import FixState, Run
+from .inputs_check import unusable_text
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,9 @@ class SamplingRun:
         publish.tell(fix, run, run.counters.read())
         state: State = "failed"
         try:
+            problem = unusable_text(fix.arch, executor.class_obj, managed=fix.first_rung.managed)
+            if problem is not None:
+                raise MossError(problem)
             out: Tensor = executor(*args, **kwargs)
             run.finite = bool(out.isfinite().all())
             explained = run.gave_up or run.skips_broken_items or fix.options.guard == "off"

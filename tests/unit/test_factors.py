@@ -89,3 +89,20 @@ def test_the_factor_of_the_base_weights() -> None:
     for peak in (float("nan"), float("inf"), -1.0):
         with pytest.raises(MossError, match="peak"):
             factor_for_peak(peak)
+
+
+@pytest.mark.parametrize("text", ["0,0625", " 0,5", "00,25", "0,1"])
+def test_a_decimal_comma_is_said_to_be_one(text: str) -> None:
+    """What was read, and what to write, which then works."""
+    with pytest.raises(MossError, match=r"c = .* was read as a list of two values") as caught:
+        parse_factor(text, "c")
+    assert text.strip() in str(caught.value)
+    advised = str(caught.value).rpartition("write ")[2].rstrip(".")
+    assert parse_factor(advised, "c") == (float(text.replace(",", ".")),)
+
+
+def test_lists_with_commas_are_still_lists() -> None:
+    assert parse_factor("1,2", "c") == (1.0, 2.0)
+    assert parse_factor("0.5,0.25", "c") == (0.5, 0.25)
+    with pytest.raises(MossError, match=r"c has 2 values.*a decimal point is a point"):
+        Factors(parse_factor("1,5")).expand(4)

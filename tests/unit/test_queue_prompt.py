@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -153,6 +155,92 @@ def test_a_file_that_is_no_api_workflow_exits_2(
         path.write_text(content, "utf-8")
     assert client.main([str(path)]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+NODES = {"6": {"class_type": "MossFP16Report", "inputs": {}, "_meta": {"title": "\u62a5\u544a"}}}
+PLAIN = json.dumps(NODES, ensure_ascii=False)
+BODY = json.dumps({"prompt": NODES, "client_id": "x", "extra_data": {"a": 1}, "front": True}, ensure_ascii=False)
+#: The same job, as PowerShell 5 and 7, editors and a browser's network tab leave it.
+WRITTEN = {
+    "plain": PLAIN.encode(),
+    "utf-8 with a mark": PLAIN.encode("utf-8-sig"),
+    "utf-16 (PowerShell 5)": PLAIN.encode("utf-16"),
+    "utf-16 little-endian": b"\xff\xfe" + PLAIN.encode("utf-16-le"),
+    "utf-16 big-endian": b"\xfe\xff" + PLAIN.encode("utf-16-be"),
+    "utf-16 without a mark": PLAIN.encode("utf-16-le"),
+    "Windows line ends": json.dumps(NODES, indent=2).replace("\n", "\r\n").encode(),
+    "body of /prompt": BODY.encode(),
+    "body of /prompt in utf-16": BODY.encode("utf-16"),
+    "with the workflow beside it": json.dumps({"prompt": NODES, "extra_data": {"extra_pnginfo": {}}}).encode(),
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_the_client_takes_what_people_have(
+    case: str, server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(WRITTEN[case])
+    assert client.load_workflow(path)["6"]["class_type"] == "MossFP16Report"
+    assert client.main([str(path), "--server", server]) == 0
+    assert "layer.3" in capsys.readouterr().out
+
+
+def test_the_rest_of_a_body_goes_along(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, sent = tmp_path / "job.json", []
+    path.write_text(BODY, "utf-8")
+    call = client.ComfyClient.call
+    monkeypatch.setattr(
+        client.ComfyClient,
+        "call",
+        lambda self, method, to, body=None: (sent.append((to, body)), call(self, method, to, body))[1],
+    )
+    assert client.main([str(path), "--server", server]) == 0
+    (body,) = [body for to, body in sent if to == "/prompt"]
+    assert body["extra_data"] == {"a": 1} and body["front"] is True and body["prompt"] == NODES
+    assert body["client_id"] != "x"  # the events come to this client
+
+
+def test_a_workflow_over_the_standard_input(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PLAIN.encode("utf-8-sig"))))
+    assert client.main(["-", "--server", server]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (PLAIN.encode("gbk"), r"is not UTF-8 text \(byte \d+\): save it as UTF-8"),
+        (b'{"nodes": [], "links": []}', "is a UI workflow"),
+        (b'{"prompt": {"nodes": []}}', "is a UI workflow"),
+        (b'{"workflow": {"nodes": []}}', "is a UI workflow"),
+        (b"{}", "without a single node"),
+        (b'{"prompt": {}}', "without a single node"),
+        (b'{"prompt": [1]}', "is not an API workflow"),
+        (b"\xff\xfe", "cannot be read as a workflow"),
+    ],
+)
+def test_what_is_no_job_is_named(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(content)
+    assert client.main([str(path)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_node_called_prompt_is_a_node(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"prompt": NODES["6"]}), "utf-8")
+    assert client.load_job(path) == ({"prompt": NODES["6"]}, {})
+
+
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("False", False), ("true", True), ("4", 4), ("x", "x")])
+def test_values_as_powershell_writes_them(text: str, value: Any) -> None:
+    assert client.parse_value(text) == value
 
 
 def test_settings_find_their_node() -> None:
