@@ -148,6 +148,7 @@ export class PanelView {
     const { report, refusal, phase, aside, queued, reporter } = this.#view
     if (refusal) return this.t(refusal)
     if (report) return report.blocks.length === 0 ? this.t("panel.noBlocks") : ""
+    if (this.small && phase === "idle" && !aside && !queued) return this.t("panel.small")
     if (aside === "bypassed") return this.t(reporter ? "panel.bypassedReport" : "panel.bypassed")
     if (aside) return this.t("panel.muted")
     if (phase === "waiting" || phase === "running") return this.t("panel.waiting")

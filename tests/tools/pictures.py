@@ -51,7 +51,7 @@ def card(rows: list[tuple[str, Image.Image]]) -> Image.Image:
     height = SIDE // len(rows)
     for index, (caption, picture) in enumerate(rows):
         top = index * height
-        draw.text((20, top + 8), caption, fill=INK, font=font)
+        draw.text((SIDE - 20, top + 8), caption, fill=INK, font=font, anchor="ra")  # on the left is the page's own label
         shown = fitted(picture, SIDE - 24, height - 52)
         square.paste(shown, ((SIDE - shown.width) // 2, top + 46))
     return square

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from comfy_server import ComfyServer
-from repo import DATA, NO_COMFYUI, find_comfyui
+from conditionings import save_conditionings
+from repo import NO_COMFYUI, find_comfyui
 from serving import serve
 
 HERE = Path(__file__).resolve().parent
@@ -51,15 +52,6 @@ def missing() -> str | None:
     if not (HERE / "node_modules" / "playwright-core").is_dir():
         return "no playwright-core: run `npm ci` in tests/web"
     return None
-
-
-def save_conditionings(folder: Path) -> None:
-    """The golden contexts as files for MossFP16LoadConditioning, also under the example workflow's names."""
-    from safetensors.torch import load_file, save_file
-
-    golden = load_file(DATA / "hot_io.safetensors")
-    for name in ("moss_positive", "moss_negative"):
-        save_file({"context": golden["case0.context"].contiguous()}, folder / f"{name}.safetensors")
 
 
 @pytest.fixture(scope="session")

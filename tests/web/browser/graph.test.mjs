@@ -117,6 +117,32 @@ describe("languages and help", () => {
     await page.nodePicture(ids[1], "chinese")
   })
 
+  test("a black image and a rescue: every sentence is Chinese, on the panel and in the toast", async () => {
+    const overflowing = (guard, seed) => ({ ...values(4, seed), MossFP16Loader: { ...values(4, seed).MossFP16Loader, fix: "none", guard } })
+    // Names that are the same in every language.
+    const names = /layer\.\d+|text\.\d+|(fix|guard) = \w+|fp16|fp32|NaN|Inf|MOSS-Image|MOSS FP16|MOSS|FP16|online|builtin|none|report|rescue|Latent|MODEL|CFG|c\s?=?\s?1\/\d+|\bc\b/g
+    const chinese = (text, what) => {
+      assert.match(text, /[\u4e00-\u9fff]/, what)
+      assert.doesNotMatch(text.replace(names, ""), /[A-Za-z]{2,}/, `${what}: ${text}`)
+    }
+    for (const [guard, seed, verdict] of [["report", 611, "broken"], ["rescue", 612, "rescued"]]) {
+      const ids = await page.workflow(example(EXAMPLES.headless), overflowing(guard, seed))
+      const [report] = ids.MossFP16Report
+      const panel = page.panel(report)
+      await page.show(report)
+      await page.queue()
+      await until(async () => (await panel.verdict()) === verdict && /4 步/.test(await panel.state()), `${verdict}, the run done`)
+      for (const part of ["badge", "state", "headline", "remedy-text", "fact", "action", "status", "remarks"]) {
+        if (await panel.shows(part)) chinese(await panel.text(part), `${verdict}, ${part}`)
+      }
+      for (const part of ["headline", "remedy-text", "remarks"]) assert.ok(await panel.shows(part), part)
+      await until(async () => (await page.toasts()).length > 0, "a toast")
+      for (const toast of await page.toasts()) chinese(toast, "toast")
+      await page.nodePicture(report, `S6-after-${verdict}`)
+      for (const close of await page.page.locator("[data-testid='toast-close']").all()) await close.click().catch(() => {})
+    }
+  })
+
   test("every node has help in English and Chinese where the page looks for it", async () => {
     for (const node of NODES) {
       const pages = []

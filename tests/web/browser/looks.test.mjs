@@ -184,6 +184,29 @@ for (const vue of [false, true]) {
       assert.equal(await panel.bars().count(), 44)
     })
 
+    test("without red and green the levels are still told apart, by mark and hatch", async () => {
+      const devtools = await page.context.newCDPSession(page.page)
+      await devtools.send("Emulation.setEmulatedVisionDeficiency", { type: "deuteranopia" })
+      for (const dark of [true, false]) {
+        await page.theme(dark)
+        theme = dark ? "dark" : "light"
+        await send(ids[2], CASES.broken)
+        await page.show(ids[2])
+        const looks = await page.panel(ids[2]).root.evaluate((root) =>
+          [...root.querySelectorAll(".moss-bar")].map((bar, i) => [
+            /moss-level-(\w+)/.exec(bar.getAttribute("class"))[1],
+            `${root.querySelectorAll(".moss-mark")[i].getAttribute("d")} ${bar.querySelector("rect").style.fill.replace(/moss-\d+/, "")}`,
+          ]),
+        )
+        const byLevel = new Map(looks)
+        assert.equal(byLevel.size, 4)
+        assert.equal(new Set(byLevel.values()).size, 4, "two levels look alike without colour")
+        await page.nodePicture(ids[2], name("deuteranopia"))
+      }
+      await devtools.send("Emulation.setEmulatedVisionDeficiency", { type: "none" })
+      await page.theme(true)
+    })
+
     test("small bars keep their hatch, and every level its mark, over the bar", async () => {
       await send(ids[0], CASES.broken)
       await page.show(ids[0])

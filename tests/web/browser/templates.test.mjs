@@ -16,11 +16,10 @@ test("the template browser shows both, by name and with a picture of their own",
   const dialog = page.page.getByRole("dialog")
   await dialog.first().waitFor()
   await dialog.getByText(PACK, { exact: true }).first().click()
-  for (const name of Object.values(EXAMPLES)) {
-    await dialog.getByText(name, { exact: false }).first().waitFor()
-    const picture = dialog.locator(`img[src*="${encodeURIComponent(name)}"], img[src*="${name}"]`).first()
-    await until(() => picture.evaluate((img) => img.complete && img.naturalWidth >= 300), `the picture of ${name}`, 30)
-  }
+  for (const name of Object.values(EXAMPLES)) await dialog.getByText(name).first().waitFor()
+  // ComfyUI's own picture in their place is another size.
+  const pictures = () => dialog.locator("img").evaluateAll((list) => list.map((img) => `${img.naturalWidth} x ${img.naturalHeight}`))
+  await until(async () => (await pictures()).filter((size) => size === "640 x 640").length === 2, "two pictures", 30)
   await page.picture("R1-after")
   await page.page.keyboard.press("Escape")
 })
@@ -54,17 +53,24 @@ for (const name of Object.values(EXAMPLES)) {
   })
 }
 
-test("the help opens without a 404, and fits its panel", async () => {
+test("the help opens without a 404, begins with the remedy, and fits its panel", async () => {
   const missing = []
   page.page.on("response", (response) => {
     if (response.status() === 404 && response.url().includes("/docs/")) missing.push(response.url())
   })
   const ids = await page.workflow(example(EXAMPLES.headless))
-  for (const type of ["MossFP16Loader", "MossFP16Report"]) {
+  const tab = page.page.getByTestId("panel-tab-info")
+  for (const [type, locale, first] of [["MossFP16Loader", "en", /^Black image\? Leave fix = auto/], ["MossFP16Report", "zh", /^图像全黑？/]]) {
+    await page.page.evaluate((locale) => window.app.extensionManager.setting.set("Comfy.Locale", locale), locale)
     await page.show(ids[type][0])
     await page.select(ids[type][0])
-    await page.command("Comfy.Canvas.ToggleHelp").catch(() => {})
-    await page.page.locator(".node-help-content").first().waitFor({ timeout: 10_000 }).catch(() => {})
+    if (!(await tab.isVisible())) await page.page.locator("button[aria-label='Toggle properties panel']").first().click()
+    await tab.click()
+    const help = page.page.locator(".node-help-content")
+    await until(async () => first.test(await help.locator("p").first().innerText().catch(() => "")), `the help of ${type}`, 30)
+    const wide = await help.evaluate((root) => [...root.querySelectorAll("*")].filter((e) => e.scrollWidth > root.clientWidth + 1).map((e) => e.tagName))
+    assert.deepEqual(wide, [])
+    await page.picture(`R11-after-${locale}`)
   }
   assert.deepEqual(missing, [])
 })
