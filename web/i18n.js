@@ -7,6 +7,7 @@ export const SECTION = "mossFP16"
 export const ENGLISH = Object.freeze({
   "panel.label": "MOSS saturation report",
   "panel.idle": "Queue the workflow. This chart then shows how near each block came to fp16's limit.",
+  "panel.small": "The Report node beside it shows the run.",
   "panel.queued": "Queued. It starts when the runs before it are over.",
   "panel.waiting": "Waiting for the first step.",
   "panel.unsampled": "Not used in the last run.",

@@ -12,7 +12,7 @@ from repo import ROOT
 
 ARTIFACTS = ROOT / "tests" / "web" / "artifacts"
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "example_workflows"
-COLOURS = 96
+COLOURS = 144
 SIDE = 640
 GROUND, INK = "#17181b", "#f0f0f0"
 
@@ -22,6 +22,15 @@ PICTURES: dict[str, tuple[str, tuple[int, int, int, int] | None]] = {
     "screenshots/in-range.png": ("R2-after", None),
     "screenshots/overflow-light.png": ("S3-after-light", None),
     "screenshots/in-range-light.png": ("R2-after-light", None),
+    "panel/subgraph.png": ("S1-after-classic-MossFP16Report", None),
+    "panel/subgraph-next.png": ("S1-after-classic-next-workflow", (500, 150, 1050, 800)),
+    "panel/toast.png": ("S2-after", (690, 60, 1540, 900)),
+    "panel/first-lines.png": ("S3-after", None),
+    "panel/interrupted.png": ("S4-after-classic", None),
+    "panel/failed.png": ("S5-after", None),
+    "panel/chinese.png": ("S6-after-broken", None),
+    "panel/outcome.png": ("R2-after-rescued", None),
+    "panel/colour-blind.png": ("classic-dark-deuteranopia", None),
 }
 
 
@@ -51,7 +60,8 @@ def card(rows: list[tuple[str, Image.Image]]) -> Image.Image:
     height = SIDE // len(rows)
     for index, (caption, picture) in enumerate(rows):
         top = index * height
-        draw.text((SIDE - 20, top + 8), caption, fill=INK, font=font, anchor="ra")  # on the left is the page's own label
+        # on the right: the page puts a label of its own on the left
+        draw.text((SIDE - 20, top + 8), caption, fill=INK, font=font, anchor="ra")
         shown = fitted(picture, SIDE - 24, height - 52)
         square.paste(shown, ((SIDE - shown.width) // 2, top + 46))
     return square

@@ -131,7 +131,7 @@ describe("languages and help", () => {
       const panel = page.panel(report)
       await page.show(report)
       await page.queue()
-      await until(async () => (await panel.verdict()) === verdict && /4 步/.test(await panel.state()), `${verdict}, the run done`)
+      await until(async () => (await panel.verdict()) === verdict && /^[^·]*4 步[^·]*$/.test(await panel.state()), `${verdict}, the run done`)
       for (const part of ["badge", "state", "headline", "remedy-text", "fact", "action", "status", "remarks"]) {
         if (await panel.shows(part)) chinese(await panel.text(part), `${verdict}, ${part}`)
       }
