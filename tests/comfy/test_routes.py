@@ -143,7 +143,7 @@ PROMPT = {
     "4": {"class_type": "EmptyLatentImage", "inputs": {}},
     "12:5": {"class_type": "KSampler", "inputs": {"model": ["3", 0], "latent_image": ["4", 0]}},
     "6": {"class_type": "MossFP16Report", "inputs": {"model": ["3", 0], "passthrough": ["12:5", 0]}},
-    "7": {"class_type": "MossFP16Report", "inputs": {"model": ["2", 0], "passthrough": ["12:5", 0]}},
+    "7": {"class_type": "MossFP16Report", "inputs": {"passthrough": ["12:5", 0], "model": ["2", 0]}},
     "8": {"class_type": "MossFP16Report", "inputs": {"model": ["9", 0]}},
     "9": {"class_type": "UNETLoader", "inputs": {}},
     "10": {"class_type": "NodeOfAnotherPack", "inputs": {"anything": ["3", 0]}},
@@ -202,6 +202,8 @@ def test_a_cached_job_has_its_report_under_its_own_workflow(jobs: dict[str, Any]
         assert one["prompt_id"] == "p2" and one["workflow_id"] == "w-2"
     assert history.last_reports("w-1")["6"]["report"] == {"peak": 1}
     assert history.last_reports()["6"]["prompt_id"] == "p2"
+    jobs.update([job(3, "w-3", ["1"], peak=1)])  # its Report node ran, so its report is not from the cache
+    assert history.last_reports("w-3") == {}
 
 
 def test_the_newer_of_a_cached_job_and_a_run_is_shown(jobs: dict[str, Any], kept: store.ReportStore) -> None:
