@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..fold.dtypes import dtype_name
-from ..fold.measure.compare import NOISE_LEVEL, compare_runs
+from ..fold.measure.compare import NOISE_LEVEL, compare_runs, comparison_table
 from ..fold.measure.compare_chart import render_comparison
 from ..fold.measure.recording import RecordedRun, record_run
 from .inputs import CATEGORY
@@ -89,7 +89,7 @@ class MossFP16Compare(io.ComfyNode):
             first = record(reference, prompts, latent, sigmas, cfg, seed)
             second = record(other, prompts, latent, sigmas, cfg, seed, along=first)
         found = compare_runs(first, second, noise_level=noise_level, seed=seed % 2**63).to_json()
-        lines, text = table(found), json.dumps(found, indent=1, allow_nan=False)
+        lines, text = comparison_table(found), json.dumps(found, indent=1, allow_nan=False)
         chart = image_of(render_comparison(found))
         return io.NodeOutput("\n".join(lines), text, chart, ui={"moss_fp16_compare": [found], "text": lines})
 
@@ -169,28 +169,3 @@ class Recorder(comfy.samplers.Sampler):
         )
         assert len(self.run.steps) == total
         return start
-
-
-def table(found: dict[str, Any]) -> list[str]:
-    """A line per step and the overall figures, for a text node."""
-    scale, guided = found["guidance_scale"], found["overall"]["guided"] is not None
-    kind = f"guided at scale {scale:g}" if guided else "unguided"
-    head = f"{'sigma':>10} {'rel L2':>10} {'mean |d|':>10} {'max |d|':>10} {'rel max':>10} {'cosine':>12}"
-    lines = [f"{found['other']['name']} against {found['reference']['name']}, {kind}", head]
-    for step in [*found["steps"], {"sigma": None, **found["overall"]}]:
-        row = step["guided"] or step["cond"]
-        first = "overall" if step["sigma"] is None else f"{step['sigma']:.4f}"
-        names = ("relative_l2", "model_output_mean_abs_diff", "model_output_max_abs_diff", "model_output_rel_max")
-        cells = " ".join(f"{_shown(row[name], '.3e'):>10}" for name in names)
-        lines.append(f"{first:>10} {cells} {_shown(row['cosine'], '.9f'):>12}")
-    overall = found["overall"]
-    lines.append(
-        f"SDE step at noise level {found['noise_level']:g}: log_prob_mean_abs_diff "
-        f"{_shown(overall['log_prob_mean_abs_diff'], '.3e')}, ratio_abs_minus_1 "
-        f"{_shown(overall['ratio_abs_minus_1'], '.3e')}"
-    )
-    return lines
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

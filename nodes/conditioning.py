@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import folder_paths
-import torch
 from comfy_api.latest import io
 
-from ..fold.checkpoint.header import clip, read_header
-from ..fold.checkpoint.reader import check_finite
+from ..fold.checkpoint.header import clip
 from ..fold.errors import MossError
-from ..fold.files import save_tensors
+from ..fold.measure.conditioning import read_conditioning, save_conditioning
 from .inputs import CATEGORY, refusal
 
 FOLDER = "moss_conditioning"
@@ -49,9 +47,6 @@ class MossFP16SaveConditioning(io.ComfyNode):
                 "each before they are combined."
             )
         context, extra = conditioning[0]
-        tensors = {"context": context}
-        if (mask := extra.get("attention_mask")) is not None:
-            tensors["attention_mask"] = mask
         dropped = sorted(k for k, v in extra.items() if v is not None and k not in ("attention_mask", "pooled_output"))
         if dropped:
             raise MossError(
@@ -61,7 +56,7 @@ class MossFP16SaveConditioning(io.ComfyNode):
             filename_prefix, folder_paths.get_output_directory()
         )
         file = f"{name}_{counter:05}_{EXTENSION}"
-        save_tensors(Path(folder) / file, tensors, {"format": "moss_fp16.conditioning/1"})
+        save_conditioning(Path(folder) / file, context, extra.get("attention_mask"))
         shown = {"filename": file, "subfolder": subfolder, "type": "output"}
         return io.NodeOutput(conditioning, ui={"moss_fp16_files": [shown]})
 
@@ -107,7 +102,8 @@ class MossFP16LoadConditioning(io.ComfyNode):
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:
         context, mask = read_conditioning(conditioning_path(file))
-        return io.NodeOutput([[context, {} if mask is None else {"attention_mask": mask}]])
+        # as text encoders give it: 1 and 0
+        return io.NodeOutput([[context, {} if mask is None else {"attention_mask": mask.long()}]])
 
 
 def conditioning_files() -> list[str]:
@@ -152,21 +148,3 @@ def conditioning_path(name: str) -> Path:
     if not there:
         raise MossError(f"There is no conditioning file {shown!r} in ComfyUI's {folder} folder.")
     return file
-
-
-def read_conditioning(file: Path) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """context [B, T, width] fp32 and attention_mask [B, T] or None. Raises MossError naming the file and the field."""
-    from safetensors.torch import load_file
-
-    read_header(file)
-    tensors = load_file(str(file))
-    context, mask = tensors.get("context"), tensors.get("attention_mask")
-    if context is None or context.dim() != 3 or not context.is_floating_point() or 0 in context.shape:
-        found = "none" if context is None else f"{context.dtype} {list(context.shape)}"
-        raise MossError(f"{file.name} needs a float tensor context [B, T, width]; it has {found}.")
-    check_finite("context", context, file.name)
-    if mask is not None and list(mask.shape) != list(context.shape[:2]):
-        raise MossError(
-            f"attention_mask in {file.name} has shape {list(mask.shape)}, but context needs {list(context.shape[:2])}."
-        )
-    return context.float(), mask

@@ -20,6 +20,7 @@ from ..fold.model.observer import Observer
 from ..fold.report.counters import BlockStats, Counters, site_names
 from ..fold.report.messages import Message
 from ..fold.report.report import Outcome, Remedy, Report, Rescue, SelfCheck, State, make_report
+from ..fold.scaling.factors import factor_text
 from ..fold.scaling.plan import StreamPlan
 from .inputs import FixOptions
 from .model.moss import blocks as block_paths
@@ -41,19 +42,16 @@ class Rung:
         """For the report: "online c=1/256 s_ffn=1/64"."""
         f = self.plan.factors
         shown = [
-            f"{name}={show_factor(values)}"
+            f"{name}={factors_text(values)}"
             for name, values in (("c", f.c), ("s_attn", f.s_attn), ("s_ffn", f.s_ffn))
             if any(value != 1.0 for value in values)
         ]
         return " ".join([self.plan.mode, *shown, *(["in fp32"] if self.full else [])])
 
 
-def show_factor(values: tuple[float, ...]) -> str:
+def factors_text(values: tuple[float, ...]) -> str:
     """A factor as people write it: "1/16"; "per block" where the blocks have different ones."""
-    if len(set(values)) > 1:
-        return "per block"
-    inverse = 1.0 / values[0]
-    return f"1/{inverse:g}" if inverse >= 1 and inverse.is_integer() else f"{values[0]:g}"
+    return factor_text(values[0]) if len(set(values)) == 1 else "per block"
 
 
 @dataclass

@@ -80,7 +80,7 @@ def add(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare."""
     from ..errors import MossError
-    from ..measure.compare import check_noise_level, compare_runs
+    from ..measure.compare import check_noise_level, compare_runs, comparison_table
     from ..measure.recording import is_run, load_run, save_run
     from .running import check_outputs, show_result
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.save}: {len(other.steps)} steps saved; hold another run against it with --against.")
         return 0
     found = compare_runs(reference, other, noise_level=args.noise_level, seed=args.seed or 0).to_json()
-    show_result(found, table(found), out=args.out, as_json=args.json)
+    show_result(found, comparison_table(found), out=args.out, as_json=args.json)
     return 0
 
 
@@ -150,10 +150,10 @@ def _run_on(args: argparse.Namespace, saved: RecordedRun) -> RecordedRun:
 def _run_anew(args: argparse.Namespace) -> RecordedRun:
     """The model on the inputs of the arguments."""
     from ..errors import MossError
+    from ..measure.conditioning import pick, pick_mask, read_conditioning, read_tensors
     from ..measure.sampling import SampleSettings, flow_sigmas, initial_noise
     from ..parsing import parse_numbers, parse_sizes
-    from .running import MAX_BATCH, check_size, open_run, pick, pick_mask, read_tensors
-    from .sample import read_condition
+    from .running import MAX_BATCH, check_size, open_run
 
     _check_inputs(args)
     steps, cfg = 8 if args.steps is None else args.steps, 1.0 if args.cfg is None else args.cfg
@@ -178,9 +178,9 @@ def _run_anew(args: argparse.Namespace) -> RecordedRun:
             parts["context_mask"] = pick_mask(tensors, args.mask, args.io, tuple(parts["context"].shape[:2]))
     else:
         latent = initial_noise((batch, arch.latent_channels, height // 16, width // 16), settings.seed)
-        _keep(parts, "context", *read_condition(args.cond, arch.text_dim))
+        _keep(parts, "context", *read_conditioning(args.cond, 1, arch.text_dim))
     if args.uncond:
-        _keep(parts, "negative", *read_condition(args.uncond, arch.text_dim))
+        _keep(parts, "negative", *read_conditioning(args.uncond, 1, arch.text_dim))
     return _record(args, session, latent, sigmas, settings.cfg, parts, args.skip or "")
 
 
@@ -254,34 +254,3 @@ def _record(
             device=session.device,
             progress=progress,
         )
-
-
-COLUMNS = {
-    "relative_l2": "relative L2",
-    "model_output_mean_abs_diff": "mean |diff|",
-    "model_output_max_abs_diff": "max |diff|",
-    "model_output_rel_max": "rel. max",
-    "cosine": "1 - cosine",
-}
-
-
-def table(found: dict[str, Any]) -> list[str]:
-    """The comparison for a person: one line per step and one for all, of the guided output where there is one."""
-    kind = "cond" if found["overall"]["guided"] is None else "guided"
-    lines = [f"{_described(found['other'])} against {_described(found['reference'])}"]
-    if kind == "guided":
-        scale = found["guidance_scale"]
-        lines.append(f"guided output, uncond + {scale:g} (cond - uncond): differences are scaled by up to {scale:g}")
-    heads = [*COLUMNS.values(), "|d log p|", "|ratio - 1|"]
-    lines.append(f"{'sigma':<8}" + "".join(f"{head:>13}" for head in heads))
-    for row in (*found["steps"], found["overall"]):
-        values = [row[kind][name] for name in COLUMNS] + [row["log_prob_mean_abs_diff"], row["ratio_abs_minus_1"]]
-        if values[4] is not None:
-            values[4] = 1.0 - values[4]
-        cells = ("not finite" if value is None else f"{value:.3e}" for value in values)
-        lines.append(f"{row.get('sigma', 'all')!s:.7}".ljust(8) + "".join(f"{cell:>13}" for cell in cells))
-    return lines
-
-
-def _described(info: dict[str, Any]) -> str:
-    return f"{info.get('compute_dtype', 'a run')} {info.get('mode', '')}".strip()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..checkpoint.export import ExportResult
+    from ..measure.conditioning import pick, read_tensors
     from ..measure.eps_check import EpsCheck
     from .common import Subparsers
 
@@ -65,7 +66,6 @@ def prepare_check(args: argparse.Namespace) -> Callable[[], EpsCheck]:
     from ..checkpoint.reader import open_checkpoint
     from ..errors import MossError
     from ..measure.eps_check import check_eps
-    from .running import pick, read_tensors
 
     if not 0.0 <= args.check_sigma <= 1.0:
         raise MossError(f"--check-sigma must be 0 to 1, not {args.check_sigma}.")

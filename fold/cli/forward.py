@@ -34,12 +34,10 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from ..errors import MossError
+    from ..measure.conditioning import pick, pick_mask, read_tensors
     from .running import (
         check_outputs,
         open_run,
-        pick,
-        pick_mask,
-        read_tensors,
         show_run,
         skips,
         write_tensors,

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..scaling.factors import factor_text
 from .common import add_command, add_json_option
 
 if TYPE_CHECKING:
@@ -43,16 +44,16 @@ def run(args: argparse.Namespace) -> int:
     from ..checkpoint.load import load_model
     from ..checkpoint.reader import open_checkpoint
     from ..dtypes import DTYPES
+    from ..measure.conditioning import read_conditioning
     from ..measure.probe import Prompt, probe
     from .progress import Progress
     from .running import check_outputs, find_device, show_result
-    from .sample import read_condition
 
     check_outputs(args.out, inputs=(args.checkpoint, *args.cond))
     settings, device = read_settings(args), find_device(args.device)
     with open_checkpoint(args.checkpoint) as checkpoint:
         arch = checkpoint.arch
-        prompts = [Prompt(*read_condition(file, arch.text_dim), Path(file).stem) for file in args.cond]
+        prompts = [Prompt(*read_conditioning(file, 1, arch.text_dim), Path(file).stem) for file in args.cond]
         # layers cast to fp32 as they run, so the file's own dtype will do; unfolding may need more range than it has
         stored = torch.float32 if checkpoint.record else DTYPES.get(checkpoint.dtype, torch.float32)
         model = load_model(checkpoint, stored, device)
@@ -88,4 +89,4 @@ def table(found: dict[str, Any]) -> list[str]:
 
 def _listed(value: float | list[float]) -> str:
     values = value if isinstance(value, list) else [value]
-    return ",".join(f"1/{1 / item:g}" if item < 1 else f"{item:g}" for item in values)
+    return ",".join(map(factor_text, values))

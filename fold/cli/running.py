@@ -20,11 +20,9 @@ from ..checkpoint.reader import open_checkpoint
 from ..dtypes import (
     DTYPES,
     INPUT_CHOICES,
-    NAMES,
     AppliedDtypes,
     InputPolicy,
     apply_rules,
-    dtype_name,
     parse_dtype,
     parse_rules,
     stored_dtype,
@@ -35,7 +33,8 @@ from ..model.forward import BlockReplacement, MossDiT, skip_block
 from ..report.counters import DEFAULT_THRESHOLD, Counters, site_names
 from ..report.messages import message
 from ..report.report import Outcome, Remedy, Report, make_report
-from ..report.words import bars_of, counts, fact, setup, show_factor, title
+from ..report.words import bars_of, counts, fact, setup, title
+from ..scaling.factors import factor_text
 from ..scaling.plan import FP16_MAX, StreamPlan, plan_for
 from ..scaling.record import StoredFold
 from .common import FACTOR_OPTIONS, add_factor_options, factors_from, print_json
@@ -147,7 +146,7 @@ class Session:
             case "none" if self.dtype == torch.float16:
                 return Remedy(message("remedy_mode", value="auto"))
             case "online" if self.dtype == torch.float16:
-                return Remedy(message("remedy_smaller_c", value=show_factor(min(self.plan.factors.c) / 16)))
+                return Remedy(message("remedy_smaller_c", value=factor_text(min(self.plan.factors.c) / 16)))
             case "weights" if self.dtype == torch.float16:
                 return Remedy(message("remedy_mode", value="fp32_residual"))
             case _:
@@ -208,48 +207,6 @@ def skips(text: str, depth: int) -> dict[int, BlockReplacement]:
             raise MossError(f"--skip names block {part!r}, but this model has blocks 0 to {depth - 1}.")
         found[int(part)] = skip_block
     return found
-
-
-def read_tensors(file: str) -> dict[str, Tensor]:
-    """All tensors of a safetensors file of inputs."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from ..checkpoint.header import read_header
-
-    read_header(Path(file))
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise MossError(f"{Path(file).name} cannot be read: {error}.") from None
-
-
-def pick(tensors: Mapping[str, Tensor], key: str, file: str, shape: tuple[int | str, ...]) -> Tensor:
-    """One floating tensor of the given shape (letters stand for any size); MossError naming file and key."""
-    name = Path(file).name
-    if key not in tensors:
-        raise MossError(f"{name} has no tensor {key!r}; it has {', '.join(sorted(tensors)[:8]) or 'none'}.")
-    tensor = tensors[key]
-    wanted = list(shape)
-    if tensor.dim() != len(wanted) or any(
-        size == 0 or (isinstance(want, int) and size != want) for size, want in zip(tensor.shape, wanted, strict=True)
-    ):
-        listed = ", ".join(str(want) for want in wanted)
-        raise MossError(f"{key} in {name} has shape {list(tensor.shape)}, but [{listed}] is needed.")
-    if not tensor.is_floating_point():
-        raise MossError(f"{key} in {name} holds {dtype_name(tensor.dtype)}, but floating numbers are needed.")
-    if tensor.dtype not in NAMES:
-        tensor = tensor.float()  # not every device has the dtype
-    if not bool(tensor.isfinite().all()):
-        raise MossError(f"{key} in {name} holds NaN or infinity.")
-    return tensor
-
-
-def pick_mask(tensors: Mapping[str, Tensor], key: str, file: str, shape: tuple[int, ...]) -> Tensor:
-    """A mask of the given shape as bool: what is not zero is real."""
-    if key in tensors and not tensors[key].is_floating_point():
-        tensors = {**tensors, key: (tensors[key] != 0).float()}
-    return pick(tensors, key, file, shape) != 0
 
 
 def check_outputs(*targets: str | None, inputs: Iterable[str | None] = (), overwrite: bool = True) -> None:

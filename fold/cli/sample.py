@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from ..errors import MossError
+    from ..measure.conditioning import read_conditioning
     from ..measure.sampling import SampleSettings, euler, initial_noise
     from .progress import Progress
     from .running import MAX_BATCH, check_outputs, check_size, open_run, show_run, skips, write_tensors
@@ -54,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     session = open_run(args)
     arch, calls = session.arch, 0
     branches = {
-        "cond": read_condition(args.cond, arch.text_dim),
-        "uncond": read_condition(args.uncond, arch.text_dim)
+        "cond": read_conditioning(args.cond, 1, arch.text_dim),
+        "uncond": read_conditioning(args.uncond, 1, arch.text_dim)
         if args.uncond
         else (torch.zeros(1, 1, arch.text_dim), None),
     }
@@ -83,14 +84,3 @@ def run(args: argparse.Namespace) -> int:
     write_tensors(args.out, {"latent": latent})
     show_run(report, args.out, args)
     return 0
-
-
-def read_condition(file: str, text_dim: int) -> tuple[Tensor, Tensor | None]:
-    """`context` [1, T, text_dim] and `attention_mask` [1, T] or None, as the Save node writes them."""
-    from .running import pick, pick_mask, read_tensors
-
-    tensors = read_tensors(file)
-    context = pick(tensors, "context", file, (1, "T", text_dim)).float()
-    if "attention_mask" not in tensors:
-        return context, None
-    return context, pick_mask(tensors, "attention_mask", file, tuple(context.shape[:2]))

@@ -7,7 +7,7 @@ own and not what the steps before it added up to.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,3 +265,37 @@ def _larger(a: float, b: float) -> float:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+_COLUMNS = {
+    "relative_l2": "relative L2",
+    "model_output_mean_abs_diff": "mean |diff|",
+    "model_output_max_abs_diff": "max |diff|",
+    "model_output_rel_max": "rel. max",
+    "cosine": "1 - cosine",
+}
+
+
+def comparison_table(found: Mapping[str, Any]) -> list[str]:
+    """A `moss_fp16.compare/1` for a person: a line per step and one for all, of the guided output where there is one.
+
+    "-" stands for what is not finite or was left out.
+    """
+    scale, guided = found["guidance_scale"], found["overall"]["guided"] is not None
+    lines = [f"{_described(found['other'])} against {_described(found['reference'])}"]
+    if guided:
+        lines.append(f"guided at scale {scale:g}, uncond + {scale:g} (cond - uncond): differences grow up to as much")
+    lines.append(f"{'sigma':<8}" + "".join(f"{head:>13}" for head in (*_COLUMNS.values(), "|d log p|", "|ratio - 1|")))
+    for row in (*found["steps"], found["overall"]):
+        metrics = row["guided" if guided else "cond"]
+        values = [metrics[name] for name in _COLUMNS]
+        values[-1] = None if values[-1] is None else 1.0 - values[-1]
+        values += [row["log_prob_mean_abs_diff"], row["ratio_abs_minus_1"]]
+        cells = "".join(f"{'-' if value is None else format(value, '.3e'):>13}" for value in values)
+        lines.append(f"{row.get('sigma', 'all')!s:.7}".ljust(8) + cells)
+    lines.append(f"log p and ratio: of an SDE step at noise level {found['noise_level']:g}")
+    return lines
+
+
+def _described(info: Mapping[str, Any]) -> str:
+    return str(info.get("name") or f"{info.get('compute_dtype', 'a run')} {info.get('mode', '')}".strip())

@@ -19,7 +19,7 @@ from ..errors import MossCancelledError, MossError
 from ..model.forward import Attention, run_dit, sdpa
 from ..model.observer import Kind, Observer
 from ..names import HEAD_MODULATION, MODULATION
-from ..scaling.factors import SCHEMA, TARGET_PEAK, Factors, factor_for_peak
+from ..scaling.factors import SCHEMA, TARGET_PEAK, Factors, factor_for_peak, factor_text
 from ..scaling.plan import FP16_MAX, StreamPlan
 from .sampling import initial_noise
 
@@ -346,7 +346,7 @@ def advice(result: ProbeResult) -> list[str]:
         said.append("Everything is in range as it is: no fix is needed.")
     else:
         smallest = {name: min(values) for name, values in zip(("c", "s_attn", "s_ffn"), _lists(factors), strict=True)}
-        used = ", ".join(f"{name} = 1/{1 / value:g}" for name, value in smallest.items() if value < 1.0)
+        used = ", ".join(f"{name} = {factor_text(value)}" for name, value in smallest.items() if value < 1.0)
         said.append(f"{used}{' at the least' if not factors.uniform else ''} brings it to {result.settings.target:g}.")
     for what, peak in (
         ("ffn_up_gate", peaks.of("ffn_up_gate")),

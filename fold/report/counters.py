@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,10 +195,15 @@ class Counters(Observer):
         # the peaks ride along as their bit patterns so that one copy brings everything, exactly
         rows = torch.cat((peak.view(torch.int32).long()[:, None], counts), dim=1).cpu()
         peaks = rows[:, 0].to(torch.int32).view(torch.float32).tolist()
-        return tuple(
-            BlockStats(name, top if top == top else float("inf"), *row)
-            for name, top, row in zip(self.names, peaks, rows[:, 1:].tolist(), strict=True)
-        )
+        return stats_of(self.names, [[peak, *row] for peak, row in zip(peaks, rows[:, 1:].tolist(), strict=True)])
+
+
+def stats_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> tuple[BlockStats, ...]:
+    """Rows of `Counters.packed` on the CPU, peak first, as stats; a peak of NaN is one that was not finite: inf."""
+    return tuple(
+        BlockStats(name, math.inf if math.isnan(peak) else peak, *map(int, counts))
+        for name, (peak, *counts) in zip(names, rows, strict=True)
+    )
 
 
 class PeakCopy:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import MossError
+from ..scaling.factors import factor_text
 from ..scaling.plan import FP16_MAX
 from .messages import CONSEQUENCES, Message, named
 from .report import Level
@@ -156,15 +157,9 @@ def _factor_words(factors: Any) -> str:
         listed = value if isinstance(value, list | tuple) else [value]
         values = [number for v in listed if 0 < (number := _number(v, 0.0)) < math.inf]
         if values and (field == "c" or any(v != 1 for v in values)):
-            low, high = show_factor(min(values)), show_factor(max(values))
+            low, high = factor_text(min(values)), factor_text(max(values))
             words.append(f"{field} {low}" if low == high else f"{field} {low} to {high}")
     return ", ".join(words)
-
-
-def show_factor(value: float) -> str:
-    """0.0625 -> "1/16"; other numbers with four digits."""
-    mantissa, exponent = math.frexp(value)
-    return f"1/{2 ** (1 - exponent)}" if mantissa == 0.5 and exponent < 1 else f"{value:.4g}"
 
 
 def show_peak(value: float) -> str:

@@ -196,6 +196,12 @@ def parse_factors(
     )
 
 
+def factor_text(value: float) -> str:
+    """A factor as people write it and `parse_factor` reads it: "1/16" where it is one over a whole number, else 0.3."""
+    inverse = 1.0 / value
+    return f"1/{int(inverse)}" if value < 1.0 and inverse.is_integer() else f"{value:g}"
+
+
 def factor_for_peak(peak: float, target: float = TARGET_PEAK) -> float:
     """The largest 2^-k (k >= 0) with ``peak * 2^-k <= target``; MossError when ``peak`` is not a finite number >= 0."""
     if not math.isfinite(peak) or peak < 0.0:

@@ -11,7 +11,7 @@ import torch
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
-from ...fold.report.counters import BlockStats, PeakCopy, peak_copy
+from ...fold.report.counters import BlockStats, PeakCopy, peak_copy, stats_of
 from ...fold.report.messages import CONSEQUENCES, Message, message
 from ...fold.report.report import Remedy, Report, State
 from ..engines.dtypes import unused_dtypes
@@ -120,11 +120,7 @@ class LivePanel:
             self._publish(rows.tolist())
 
     def _publish(self, rows: list[Any]) -> None:
-        blocks = tuple(
-            BlockStats(name, row[0] if row[0] == row[0] else float("inf"), *(int(n) for n in row[1:]))
-            for name, row in zip(self.run.counters.names, rows, strict=True)
-        )
-        tell(self.fix, self.run, blocks)
+        tell(self.fix, self.run, stats_of(self.run.counters.names, rows))
 
 
 def tell(fix: FixState, run: Run, rows: tuple[BlockStats, ...]) -> None:

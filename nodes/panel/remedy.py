@@ -9,7 +9,7 @@ import torch
 from ...fold.report.counters import BlockStats
 from ...fold.report.messages import TEXTS, Message, message
 from ...fold.report.report import Outcome, Remedy, Report, Setting, State
-from ..state import FixState, Run, Rung, show_factor
+from ..state import FixState, Run, Rung, factors_text
 
 _NODES = {TEXTS[key][1]: key for key in ("node_loader", "node_fix")}
 
@@ -73,8 +73,8 @@ def settings_of(fix: FixState, rung: Rung) -> list[Setting]:
     if rung.plan.mode != fix.first_rung.plan.mode:
         found.append(Setting("fix", rung.plan.mode))
     if after.c != before.c and not rung.plan.fp32_stream:
-        found.append(Setting("c", show_factor(after.c)))
+        found.append(Setting("c", factors_text(after.c)))
     for name in ("s_attn", "s_ffn"):
         if getattr(after, name) != getattr(before, name):
-            found.append(Setting(name, show_factor(getattr(after, name))))
+            found.append(Setting(name, factors_text(getattr(after, name))))
     return found

@@ -10,13 +10,13 @@ import folder_paths
 import pytest
 import torch
 from moss_fp16_pack.fold.errors import MossError
+from moss_fp16_pack.fold.measure.conditioning import read_conditioning
 from moss_fp16_pack.nodes.conditioning import (
     FOLDER,
     MossFP16LoadConditioning,
     MossFP16SaveConditioning,
     conditioning_files,
     conditioning_path,
-    read_conditioning,
 )
 from moss_fp16_pack.nodes.loader import MossFP16Loader
 from moss_fp16_pack.nodes.loading.files import model_names, model_path

@@ -14,7 +14,8 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 from fold.errors import MossError
 from fold.report.chart import COLOURS, render_chart, save_png
 from fold.report.report import SCHEMA
-from fold.report.words import bars_of, counts, fact, show_bits, show_factor, show_peak
+from fold.report.words import bars_of, counts, fact, show_bits, show_peak
+from fold.scaling.factors import factor_text
 
 
 def block(name: str, peak: float | None, **rest: Any) -> dict[str, Any]:
@@ -113,4 +114,4 @@ def test_a_report_without_levels_shows_none() -> None:
 def test_numbers_in_words() -> None:
     assert [show_peak(v) for v in (31234.0, 812.4, 12.34, 0.0123, 1e-5)] == ["3.1e4", "812", "12", "0.012", "1.0e-5"]
     assert [show_bits(v) for v in (4.07, 1.0, 0.96, 0.079, 0.0007)] == ["4.1", "1.0", "0.96", "0.08", "0.0007"]
-    assert [show_factor(v) for v in (0.0625, 1.0, 2.0, 0.3)] == ["1/16", "1", "2", "0.3"]
+    assert [factor_text(v) for v in (0.0625, 1.0, 2.0, 0.3)] == ["1/16", "1", "2", "0.3"]
