@@ -105,9 +105,7 @@ def apply_fix(
 
 def refuse_multigpu(*_: Any) -> None:
     """Copies of the model on other GPUs would run without the patches, or with those of another module."""
-    raise MossError(
-        "The MOSS fp16 fix runs on one GPU: take the multi-GPU node out, or use no fix and compute in bf16 or fp32."
-    )
+    raise MossError("The MOSS fp16 fix runs on one GPU: take the multi-GPU node out.")
 
 
 def last_on_first_off(patcher: Any) -> None:

@@ -348,15 +348,21 @@ def advice(result: ProbeResult) -> list[str]:
         smallest = {name: min(values) for name, values in zip(("c", "s_attn", "s_ffn"), _lists(factors), strict=True)}
         used = ", ".join(f"{name} = {factor_text(value)}" for name, value in smallest.items() if value < 1.0)
         said.append(f"{used}{' at the least' if not factors.uniform else ''} brings it to {result.settings.target:g}.")
-    for what, peak in (
-        ("ffn_up_gate", peaks.of("ffn_up_gate")),
-        ("the text refiner's proj", max(block.o for block in peaks.text)),
-        ("the text refiner's ffn_down", max(block.ffn_down for block in peaks.text)),
+    for what, parameters, peak in (
+        ("ffn_up_gate", "layers.*.ffn_up_gate.*", peaks.of("ffn_up_gate")),
+        ("the text refiner's proj", "text_embedder.blocks.*.proj.*", max(block.o for block in peaks.text)),
+        ("the text refiner's ffn_down", "text_embedder.blocks.*.ffn_down.*", max(b.ffn_down for b in peaks.text)),
     ):
         if peak > FP16_MAX:
-            said.append(f"The output of {what} reaches {peak:.4g}, which no fold moves: set its parameters to fp32.")
+            said.append(
+                f"The output of {what} reaches {peak:.4g}, which no fold moves: set its parameters to fp32 "
+                f"({parameters} = fp32)."
+            )
     if peaks.of("logits") > FP16_MAX:
-        said.append(f"Attention logits reach {peaks.of('logits'):.4g}: use an attention that keeps them in fp32.")
+        said.append(
+            f"Attention logits reach {peaks.of('logits'):.4g}: use an attention that keeps them in fp32 (ComfyUI's "
+            "--use-pytorch-cross-attention)."
+        )
     return said
 
 

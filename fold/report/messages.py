@@ -65,7 +65,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "param_dtypes_unused": (
         "warn",
         "The parameter dtypes of {parameters} had no effect: this MOSS-Image class runs them inside a fused kernel. "
-        "Use engine = managed, which calls every module.",
+        "Use engine = managed in MOSS FP16 Fix, or engine = builtin in Load MOSS-Image (FP16).",
     ),
     "with_remedy": ("info", "{said} {remedy}"),
     # ---- why the image is affected: fills {cause}

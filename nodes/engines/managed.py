@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import comfy.patcher_extension
+import comfy.sd
 import comfyui_version
 import torch
 from torch import Tensor, nn
@@ -150,8 +151,8 @@ def wrong_text(arch: MossArch, context: Tensor, mask: Tensor | None) -> str | No
         return problem
     if context.dim() != 3 or context.shape[-1] != arch.text_dim:
         return (
-            f"The conditioning is {list(context.shape)}, but this MOSS-Image takes [batch, tokens, {arch.text_dim}]: "
-            "encode the prompt with MOSS-Image's own text encoder (CLIP Loader, type moss_image)."
+            f"The conditioning is {list(context.shape)}, but this MOSS-Image takes [batch, tokens, {arch.text_dim}]. "
+            f"{_encode()}"
         )
     if mask is None or mask.numel() == mask.shape[0] * context.shape[1]:
         return None
@@ -172,9 +173,16 @@ def no_tokens(context: Any) -> str | None:
     """A sentence about a conditioning with nothing in it; None for any other."""
     if not isinstance(context, Tensor) or context.dim() != 3 or context.shape[1] > 0:
         return None
+    return f"The conditioning has no tokens (it is {list(context.shape)}), and even an empty text has some. {_encode()}"
+
+
+def _encode() -> str:
+    """Where this ComfyUI gets a conditioning from."""
+    if hasattr(comfy.sd.CLIPType, "MOSS_IMAGE"):
+        return "Encode the prompt with MOSS-Image's own text encoder (CLIP Loader, type moss_image)."
     return (
-        f"The conditioning has no tokens (it is {list(context.shape)}): encode a prompt, which may be an empty text, "
-        "with MOSS-Image's own text encoder (CLIP Loader, type moss_image)."
+        "Load one that Save MOSS Conditioning wrote in a ComfyUI with MOSS-Image's text encoder (0.42 and newer): this "
+        f"one ({comfyui_version.__version__}) has none."
     )
 
 

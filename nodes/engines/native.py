@@ -166,7 +166,7 @@ def base_eps(tree: Tree, arch: MossArch) -> dict[str, float]:
     if not isinstance(stock, float) or not all(hasattr(tree.get_submodule(p), "eps") for p in stream_norms(arch)):
         raise MossError(
             f"The norms of this MOSS-Image class ({type(tree).__name__}) have no plain eps, which the native path "
-            "scales with c^2. Use engine = managed."
+            "scales with c^2. Use engine = managed in MOSS FP16 Fix, or engine = builtin in Load MOSS-Image (FP16)."
         )
     return dict.fromkeys(stream_norms(arch), stock)
 
