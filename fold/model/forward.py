@@ -19,7 +19,8 @@ from ..names import GATE_ATTN, GATE_FFN, HEAD_MODULATION, MODULATION
 from ..qkv import split
 from ..scaling.plan import BlockScale, StreamPlan
 from . import ops
-from .kernels import FUNCTIONAL, Kernels, chosen, slabs
+from .fused import chosen
+from .kernels import FUNCTIONAL, Kernels, slabs
 from .modules import Maker, Modules, PlainLayers, build_modules
 from .observer import Kind, Observer
 
@@ -101,12 +102,12 @@ class Run:
 
 @dataclass(frozen=True)
 class BlockTensors:
-    """`BlockScale` as the kernels take it: gates [B, 1, D] with c / s in them, unscale as an fp32 tensor or None."""
+    """`BlockScale` as the kernels take it: gates [B, 1, D] with c / s in them, unscale as `ops.Unscale` or None."""
 
     scale: BlockScale
     gate_attn: Tensor
     gate_ffn: Tensor
-    unscale: Tensor | None
+    unscale: ops.Unscale | None
 
     @classmethod
     def of(cls, scale: BlockScale, run: Run) -> BlockTensors:
@@ -137,8 +138,8 @@ def run_dit(
     x [B, C, h, w] latent, sigma [B] in 0..1, context [B, T, text_dim], mask [B, T] true where a text token is real.
     dtype: the compute dtype of linears and attention (x's own if None). replace: joint blocks to run otherwise, by
     index (`skip_block` leaves one out; the rescale between blocks happens all the same). kernels: who does the
-    pointwise work (None: plain torch in slabs); with gradients or under a compiler it is plain torch that both can
-    follow. Raises MossError for a per-block factor list of the wrong length.
+    pointwise work (None: fused kernels where they work, else plain torch in slabs); with gradients or under a compiler
+    it is plain torch that both can follow. Raises MossError for a per-block factor list of the wrong length.
     """
     dtype = dtype or x.dtype
     _, _, h, w = x.shape
@@ -197,9 +198,9 @@ def velocity(modules: Modules, image: Tensor, head: Tensor, run: Run) -> Tensor:
     return v
 
 
-def unscaling(factor: float, like: Tensor) -> Tensor | None:
+def unscaling(factor: float, like: Tensor) -> ops.Unscale | None:
     """What the norms multiply the stream by, as a tensor (see `ops.plain_norm`)."""
-    return None if factor == 1.0 else like.new_full((1,), factor)
+    return None if factor == 1.0 else ops.Unscale(factor, like.new_full((1,), factor))
 
 
 def _enter(y: Tensor, plan: StreamPlan) -> Tensor:

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from . import ops
 
-#: Elements of a slab: what fits a core's cache, and what keeps a GPU busy while it stays below the stream's size.
-CPU_ELEMENTS, DEVICE_ELEMENTS = 2**17, 2**22
+#: Elements of a slab: what fits a core's cache; what keeps a GPU busy, but a quarter of all at most.
+CPU_ELEMENTS, DEVICE_ELEMENTS, DEVICE_SHARE = 2**17, 2**22, 4
 
 
 class Kernels(Protocol):
     """The four pointwise pieces; what each computes stands in `ops`. Inputs named there as overwritten may be."""
 
     def modulated_norm(
-        self, norm: nn.Module, x: Tensor, unscale: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
+        self, norm: nn.Module, x: Tensor, unscale: ops.Unscale | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
     ) -> Tensor: ...
 
     def norm_rope(self, norm: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor: ...
@@ -54,12 +54,13 @@ class Slabs:
         )
 
     def modulated_norm(
-        self, norm: nn.Module, x: Tensor, unscale: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
+        self, norm: nn.Module, x: Tensor, unscale: ops.Unscale | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
     ) -> Tensor:
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
         for part in slabs(x):
             y = ops.plain_norm(norm, x[:, part], unscale, torch.float32)
             torch.addcmul(shift, y, factor, out=out[:, part])
+            del y  # or it would still be there while the next slab's is made
         return out
 
     def norm_rope(self, norm: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
@@ -72,6 +73,7 @@ class Slabs:
             turned = y * cos[:, part]
             torch.addcmul(turned[..., :half], y[..., half:], sin[:, part], value=-1, out=out[:, part, :, :half])
             torch.addcmul(turned[..., half:], y[..., :half], sin[:, part], out=out[:, part, :, half:])
+            del y, turned
         return out
 
     def situ(self, up: Tensor, gate: Tensor, factor: float) -> Tensor:
@@ -83,6 +85,7 @@ class Slabs:
             torch.ops.aten.softplus_backward.grad_input(left, g, 1.0, 20.0, grad_input=left)  # see ops.times_sigmoid
             right = torch.mul(u, self.twenty_fifth).tanh_()
             torch.addcmul(self.zero, left, right, value=ops.SITU_PEAK * factor, out=u)
+            del left, right, g
         return up
 
     def gated_add(self, x: Tensor, y: Tensor, gate: Tensor, *, keep: bool) -> Tensor:
@@ -98,20 +101,18 @@ class Slabs:
 FUNCTIONAL: Kernels = Functional()
 
 
-def chosen(kernels: Kernels | None, device: torch.device) -> Kernels:
-    """Those given, or plain torch in slabs; but `Functional` where gradients or a compiler are at work."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return FUNCTIONAL
-    return kernels or Slabs(device)
-
-
 def slabs(x: Tensor, count: int | None = None) -> Iterator[slice]:
     """Ranges of tokens of x [B, S, ...]: so many, or as many as its device's slabs need."""
     batch, tokens = x.shape[:2]
     if count is None:
-        elements = CPU_ELEMENTS if x.device.type == "cpu" else DEVICE_ELEMENTS
+        elements = CPU_ELEMENTS if x.device.type == "cpu" else device_slab(x.numel())
         step = max(1, elements // (batch * x.shape[2:].numel()))
     else:
         step = -(-tokens // count)
     for start in range(0, tokens, step):
         yield slice(start, min(start + step, tokens))
+
+
+def device_slab(elements: int) -> int:
+    """The elements of a slab on a device, for a tensor of so many."""
+    return min(DEVICE_ELEMENTS, -(-elements // DEVICE_SHARE))

@@ -7,6 +7,7 @@ that gradients and compilers can follow. `slabs` has the same pieces in little m
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,13 @@ from torch import Tensor, nn
 
 #: The largest magnitude of SiTU: 4 * 25.
 SITU_PEAK = 100.0
+
+
+class Unscale(NamedTuple):
+    """What the norms multiply the stream by, as a number and as an fp32 tensor [1] on the device."""
+
+    value: float
+    tensor: Tensor
 
 
 class Linear(nn.Linear):
@@ -118,19 +126,19 @@ def gated_add(x: Tensor, y: Tensor, gate: Tensor, *, keep: bool = False) -> Tens
 
 
 def modulated_norm(
-    norm: nn.Module, x: Tensor, unscale: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
+    norm: nn.Module, x: Tensor, unscale: Unscale | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """rms(x) * factor + shift in fp32, rounded once to `dtype`. See `plain_norm` for unscale."""
     return torch.addcmul(shift, plain_norm(norm, x, unscale, torch.float32), factor).to(dtype)
 
 
-def plain_norm(norm: nn.Module, x: Tensor, unscale: Tensor | None, dtype: torch.dtype) -> Tensor:
+def plain_norm(norm: nn.Module, x: Tensor, unscale: Unscale | None, dtype: torch.dtype) -> Tensor:
     """The norm module over the stream brought back to its unfolded scale in fp32.
 
-    unscale: a factor as an fp32 tensor [1], or None for one. rms(c x) with eps c^2 is rms(x) with eps, so dividing by c
+    unscale: a factor, or None for one. rms(c x) with eps c^2 is rms(x) with eps, so dividing by c
     leaves the module's own eps exact and nothing to patch; for a power of two the division is exact, which is what
     makes the folded fp32 output bit-equal. A tensor, not a number: one pass widens and scales, and nothing is rounded
     to x's dtype.
     """
-    y: Tensor = norm(x.float() if unscale is None else x * unscale)
+    y: Tensor = norm(x.float() if unscale is None else x * unscale.tensor)
     return y.to(dtype)
