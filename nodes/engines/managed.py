@@ -20,6 +20,7 @@ from ...fold.scaling.plan import StreamPlan
 from ..model.foreign import changed_modules
 from ..model.moss import containers
 from ..model.native_class import native_config
+from .kernels import kernels_for
 from .native import inside_wrappers
 from .patches import attention_of, note_passed_over, replacements, unsupported
 
@@ -85,6 +86,7 @@ def _forward(
         replace=replacements(arch, options, image_tokens),
         observer=observer,
         attention=attention_of(arch, options, image_tokens),
+        kernels=kernels_for(x.device, x.dtype),
         ffn_slabs=ffn_slabs,
     )
 

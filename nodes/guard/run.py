@@ -11,6 +11,7 @@ from torch import Tensor
 from ...fold.errors import MossError
 from ...fold.report.messages import Message, message
 from ...fold.report.report import State
+from ..engines.memory import told_to_comfyui
 from ..model.moss import compute_dtype_of
 from ..panel import publish
 from ..state import FixState, Run
@@ -46,7 +47,8 @@ class SamplingRun:
             problem = unusable_text(fix.arch, executor.class_obj, managed=fix.first_rung.managed)
             if problem is not None:
                 raise MossError(problem)
-            out: Tensor = executor(*args, **kwargs)
+            with told_to_comfyui(executor.class_obj.model_patcher.model, fix):
+                out: Tensor = executor(*args, **kwargs)
             run.finite = bool(out.isfinite().all())
             explained = run.gave_up or run.skips_broken_items or fix.options.guard == "off"
             if not run.finite and run.model_calls and not explained:

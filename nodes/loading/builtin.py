@@ -16,6 +16,7 @@ from ...fold.arch import MossArch
 from ...fold.model.forward import MossDiT
 from ...fold.scaling.plan import StreamPlan
 from ..engines.managed import managed_forward, sigma_of
+from ..engines.memory import memory_required
 from ..model.moss import small_modules
 from .qkv_names import NamedWeights, add_joined, other_names
 
@@ -54,16 +55,6 @@ class MossModelConfig(comfy.supported_models_base.BASE):
     supported_inference_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
     vae_key_prefix: ClassVar[list[str]] = ["vae."]
     text_encoder_key_prefix: ClassVar[list[str]] = ["text_encoders."]
-    # Per image token: about 12 widths of the compute dtype alive at once in a block (2 streams' worth of fp32, q, k, v,
-    # up/gate); scaled to the width in __init__.
-    memory_usage_factor = 6.0
-
-    def __init__(self, unet_config: dict[str, Any]):
-        arch: MossArch = unet_config["arch"]
-        # under the names that nodes read in ComfyUI's own configs
-        known = {"image_model": "moss_image", "in_channels": arch.latent_channels, "model_channels": arch.dim}
-        super().__init__(known | unet_config)
-        self.memory_usage_factor *= arch.dim / 3072
 
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> comfy.model_base.BaseModel:
         return MossImage(self, device=device)
@@ -88,6 +79,15 @@ class MossImage(comfy.model_base.BaseModel):
     def process_timestep(self, timestep: torch.Tensor, **_: Any) -> torch.Tensor:
         """Sigma, whatever multiplier a ModelSampling node has put in."""
         return sigma_of(timestep, self)
+
+    def memory_required(self, input_shape: Any, cond_shapes: Any = None) -> float:
+        """Bytes of activations; without a fix node the plan is "none"."""
+        return memory_required(self, self.diffusion_model.arch, StreamPlan(), input_shape, cond_shapes)
+
+    def extra_conds_shapes(self, **kwargs: Any) -> dict[str, Any]:
+        """The text's length counts for `memory_required`."""
+        context = kwargs.get("cross_attn")
+        return {} if context is None else {"c_crossattn": list(context.shape)}
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Context and its mask; as CONDRegular, prompts of unequal length run apart, not padded by repetition."""
