@@ -14,8 +14,7 @@ _HEAD_UNIT = 8
 _MAX_BLOCKS = 4096
 
 
-# Without slots: torch 2.4 cannot compile what reads the table of names through one.
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MossArch:
     """Sizes of one model, and its modules' names.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fold.arch import MossArch
 from fold.model.forward import BlockReplacement, MossDiT
+from fold.model.kernels import Kernels, Slabs
 from fold.model.modules import PlainLayers
 from fold.model.ops import Linear
 from fold.report.counters import Counters, site_names
@@ -21,6 +22,7 @@ from fold.scaling.factors import DEFAULT, Factors
 from fold.scaling.plan import FP16_MAX, StreamPlan
 
 from ..files import REAL
+from .fused import fused
 from .watch import Trace, count
 
 PIXELS, TEXT = 16, 256
@@ -34,6 +36,7 @@ class Mode:
     plan: StreamPlan
     counters: bool = False
     guard: bool = False
+    kernels: Callable[[torch.device], Kernels] = Slabs
 
 
 _ONLINE = StreamPlan("online", DEFAULT)
@@ -46,6 +49,9 @@ MODES: Mapping[str, Mode] = {
     "online, clamp, counters": Mode(replace(_ONLINE, clamp=FP16_MAX), counters=True),
     "fp32_residual": Mode(StreamPlan("fp32_residual")),
     "fp32_residual + counters + guard": Mode(StreamPlan("fp32_residual"), counters=True, guard=True),
+    "fused: online": Mode(_ONLINE, kernels=fused),
+    "fused: online + counters + guard": Mode(_ONLINE, counters=True, guard=True, kernels=fused),
+    "fused: fp32_residual + counters + guard": Mode(StreamPlan("fp32_residual"), True, True, fused),
 }
 
 
@@ -136,6 +142,7 @@ def trace_call(
                 mask=keep,
                 replace=replaced,
                 observer=counters,
+                kernels=mode.kernels(torch.device(device)),
             )
             if mode.guard:
                 bad = ~out.isfinite().all()

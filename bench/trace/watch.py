@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -81,6 +81,9 @@ class Trace:
 class Watch(TorchDispatchMode):
     """Fills a `Trace` with every operator dispatched inside a FakeTensorMode. Enter it after that mode."""
 
+    #: the one that is on, for kernels that torch does not dispatch
+    current: ClassVar[Watch | None] = None
+
     def __init__(self, device: str) -> None:
         super().__init__()
         self.trace = Trace(device)
@@ -88,6 +91,7 @@ class Watch(TorchDispatchMode):
         self._functions = DeviceFunctions(self)
 
     def __enter__(self) -> Watch:
+        Watch.current = self
         self._functions.__enter__()
         super().__enter__()
         return self
@@ -95,6 +99,7 @@ class Watch(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._functions.__exit__(*error)
+        Watch.current = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
