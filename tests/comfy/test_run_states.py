@@ -9,7 +9,9 @@ import comfy.model_management as mm
 import pytest
 from comfy_runs import conditioning, fixed, load, report, sample
 from moss_fp16_pack.fold.errors import MossError
+from moss_fp16_pack.fold.report.messages import message
 from moss_fp16_pack.nodes.panel import publish
+from moss_fp16_pack.nodes.state import fix_of
 from server import PromptServer
 
 
@@ -90,10 +92,22 @@ def test_a_run_that_stopped_is_told_to_its_report_nodes_too(
     assert {entry["workflow_id"] for entry in ended} == {"w-1"} and {entry["prompt_id"] for entry in ended} == {"p-1"}
 
 
-def test_a_run_that_counts_nothing_is_not_measured() -> None:
+def test_a_toast_of_one_kind_is_sent_once_a_run(sent: list[tuple[str, dict[str, Any]]]) -> None:
+    model = fixed(load("cool", "fp16"))
+    fix = fix_of(model)
+    assert fix is not None
+    for _ in range(2):
+        run = fix.begin_run(None)
+        for kind in ("rescue", "rescue", "self_check"):
+            publish.notice(fix, run, kind, message("model_broken"))
+    assert [data["kind"] for event, data in sent if event == publish.NOTICE_EVENT] == 2 * ["rescue", "self_check"]
+
+
+def test_a_run_that_counts_nothing_is_not_measured(sent: list[tuple[str, dict[str, Any]]]) -> None:
     model = fixed(load("cool", "fp16"), counters=False, guard="off", self_check=False)
     sample(model, conditioning("cool"), steps=2)
     found = report(model)
+    assert {data["report"]["outcome"] for _, data in sent} == {"unknown"}  # while it runs, too
     assert found["outcome"] == "unknown" and found["verdict"]["key"] == "verdict_unknown" and found["blocks"] == []
     model = fixed(load("cool", "fp16"), counters=False)
     sample(model, conditioning("cool"), steps=2)
