@@ -127,6 +127,11 @@ def _saved_folder() -> Path:
 
 def conditioning_path(name: str) -> Path:
     """The file of a list entry. Raises MossError for anything outside the two folders, links out of them included."""
+    if not isinstance(name, str) or not name.removeprefix(OUTPUT_MARK).strip():
+        raise MossError(
+            f"No conditioning file is chosen: put one into ComfyUI's input folder, or write one with Save MOSS "
+            f"Conditioning ({OUTPUT_MARK}...)."
+        )
     inside, shown = name.removeprefix(OUTPUT_MARK), clip(name)
     saved = name.startswith(OUTPUT_MARK)
     folder = f"output/{FOLDER}" if saved else "input"

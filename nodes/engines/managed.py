@@ -45,8 +45,15 @@ def managed_forward(
     """Velocity [B, C, h, w] for x [B, C, h, w] in the compute dtype, inside other packs' DIFFUSION_MODEL wrappers."""
     options = transformer_options if transformer_options is not None else {}
 
-    def forward(x: Tensor, timesteps: Tensor, context: Any = None, control: Any = None, options: Any = None, **kw: Any):
-        return _forward(tree, arch, plan, observer, x, timesteps, context, control, options or {}, kw)
+    def forward(
+        x: Tensor,
+        timesteps: Tensor,
+        context: Tensor | None = None,
+        control: Any = None,
+        transformer_options: dict[str, Any] | None = None,  # under this name, as wrappers may give it by name
+        **conds: Any,
+    ) -> Tensor:
+        return _forward(tree, arch, plan, observer, x, timesteps, context, control, transformer_options or {}, conds)
 
     wrappers = comfy.patcher_extension.get_all_wrappers(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, options)
     executor = comfy.patcher_extension.WrapperExecutor.new_class_executor(forward, tree, wrappers)
