@@ -10,6 +10,8 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.errors import MossError
+from moss_fp16_pack.nodes import apply
+from moss_fp16_pack.nodes.model.moss import is_manageable
 from moss_fp16_pack.nodes.panel import publish
 from server import PromptServer
 
@@ -159,22 +161,17 @@ def test_what_the_managed_path_cannot_run_is_named() -> None:
     sample(model, conditioning("cool"), steps=1)
 
 
-def test_a_class_built_otherwise() -> None:
+def test_a_class_built_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the modules our forward needs, the native path still runs and the ladder ends in fp32."""
     prompt = conditioning("hot")
     reference = sample(stock("hot", "fp32"), prompt)
+    lacking = stock("hot", "fp32").model.diffusion_model
+    assert is_manageable(lacking)
+    del lacking.layers[1].proj.ffn_up_gate
+    assert not is_manageable(lacking)
+
     model = stock("hot", "fp16")
-    for block in model.model.diffusion_model.layers:
-        block.attn_q_norm = block.q_norm
-    tree = model.model.diffusion_model
-    original = type(tree).get_submodule
-
-    def other(self: Any, path: str) -> Any:
-        if path.endswith("proj.ffn_up_gate"):
-            raise AttributeError(path)
-        return original(self, path)
-
-    tree.__dict__["get_submodule"] = other.__get__(tree)
+    monkeypatch.setattr(apply, "is_manageable", lambda _: False)  # this class runs, but our forward must not
     with pytest.raises(MossError, match="built otherwise"):
         fixed(model, fix="fp32_residual")
     out = sample(rescued := fixed(model, fix="none"), prompt)
