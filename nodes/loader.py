@@ -36,7 +36,9 @@ class MossFP16Loader(io.ComfyNode):
                     tooltip="A .safetensors file of diffusion_models or checkpoints, or an HF folder of diffusers.",
                 ),
                 compute_dtype_input(
-                    "auto", "auto: fp16 where the device is good at it, else bf16, else fp32. Weights are stored in it."
+                    "auto",
+                    "auto: what ComfyUI was started with (--fp16-unet and its like), else fp16 where the device is "
+                    "good at it, else bf16, else fp32. Weights are stored in it.",
                 ),
                 *fix_inputs(["auto", "native", "builtin"]),
                 io.Combo.Input(
