@@ -24,6 +24,7 @@ from .guard.guard import Guard
 from .guard.run import SamplingRun
 from .inputs import FixOptions
 from .loading.builtin import BuiltinDiT
+from .model.comfy_types import ModelPatcher
 from .model.foreign import held_by, patched_object
 from .model.moss import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tree
 from .state import KEY, FixState, Path, Rung, fix_of
@@ -38,14 +39,14 @@ FOLLOW = f"{KEY}_follow"
 
 
 def apply_fix(
-    model: Any,
+    model: ModelPatcher,
     options: FixOptions,
     *,
     node: str,
     node_id: str,
     compute_dtype: torch.dtype | None = None,
     stored: StoredFold = NO_FOLD,
-) -> Any:
+) -> ModelPatcher:
     """A clone of MODEL that runs under `options`. Weights are shared, the MODEL given stays as it was.
 
     compute_dtype: changes the MODEL's (None keeps it). stored: the fold of its file. Raises MossError where
@@ -108,7 +109,7 @@ def refuse_multigpu(*_: Any) -> None:
     raise MossError("The MOSS fp16 fix runs on one GPU: take the multi-GPU node out.")
 
 
-def last_on_first_off(patcher: Any) -> None:
+def last_on_first_off(patcher: ModelPatcher) -> None:
     """After every load: see to it that the object patches just put on come off in reverse.
 
     ComfyUI takes them off in the order it put them on. Where a node has replaced a module and another patches something
@@ -121,7 +122,7 @@ def last_on_first_off(patcher: Any) -> None:
     backup.update(found)
 
 
-def follow_module(patcher: Any, made: Any) -> None:
+def follow_module(patcher: ModelPatcher, made: ModelPatcher) -> None:
     """A clone may be made on another module, loaded anew: for torch.compile, and for LoRA hooks, where ComfyUI's own
     loading (dynamic VRAM) cannot serve them. What our patches call has to be of that module, too."""
     if made.model is patcher.model:
@@ -131,7 +132,7 @@ def follow_module(patcher: Any, made: Any) -> None:
             made.object_patches[name] = _moved(patch, name, made)
 
 
-def _moved(patch: Any, name: str, made: Any) -> Any:
+def _moved(patch: Any, name: str, made: ModelPatcher) -> Any:
     """One of our patches, and those of ours that it wraps, on the module of `made`."""
     inner = patch.inner
     if isinstance(inner, OURS):
@@ -160,7 +161,7 @@ def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
             return "native"
 
 
-def remove_fix(clone: Any) -> Any:
+def remove_fix(clone: ModelPatcher) -> ModelPatcher:
     """Take an earlier node's fix off a clone: the last one counts. Raises MossError where another pack wrapped it."""
     if (fix := fix_of(clone)) is None:
         return clone
@@ -184,7 +185,7 @@ def remove_fix(clone: Any) -> Any:
     return clone
 
 
-def _restore(clone: Any, name: str, patch: Any) -> None:
+def _restore(clone: ModelPatcher, name: str, patch: Any) -> None:
     """Put back what our patches had found: another node's patch, or the module's own method (then no patch at all)."""
     while isinstance(patch, OURS):
         patch = patch.inner

@@ -16,6 +16,7 @@ from ..fold.measure.compare import NOISE_LEVEL, compare_runs, comparison_table
 from ..fold.measure.compare_chart import render_comparison
 from ..fold.measure.recording import RecordedRun, record_run
 from .inputs import CATEGORY
+from .model.comfy_types import ModelPatcher
 from .model.moss import compute_dtype_of, moss_tree
 from .state import fix_of
 from .ui import cancellable, cancelled, image_of, progress_bar
@@ -69,8 +70,8 @@ class MossFP16Compare(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        reference: Any,
-        other: Any,
+        reference: ModelPatcher,
+        other: ModelPatcher,
         positive: Any,
         negative: Any,
         latent_image: dict[str, Any],
@@ -95,7 +96,7 @@ class MossFP16Compare(io.ComfyNode):
 
 
 def record(
-    model: Any,
+    model: ModelPatcher,
     prompts: tuple[Any, Any],
     latent: Tensor,
     sigmas: Tensor,
@@ -114,7 +115,7 @@ def record(
     return recorder.run
 
 
-def describe(model: Any) -> dict[str, Any]:
+def describe(model: ModelPatcher) -> dict[str, Any]:
     """A name for people: how this MODEL runs."""
     fix, dtype = fix_of(model), dtype_name(compute_dtype_of(model))
     mode = "no fix" if fix is None else fix.first_rung.label
@@ -142,11 +143,12 @@ class Recorder(comfy.samplers.Sampler):
         """Called by ComfyUI's guider with the model loaded and the conditionings ready."""
         model, options = model_wrap.inner_model, extra_args["model_options"]
         conds = {"cond": model_wrap.conds["positive"], "uncond": model_wrap.conds["negative"]}
-        start = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, self.max_denoise(model_wrap, sigmas))
+        full = self.max_denoise(model_wrap, sigmas)
+        start: Tensor = model.model_sampling.noise_scaling(sigmas[0], noise, latent_image, full)
 
         def velocity(x: Tensor, sigma: Tensor, branch: str) -> Tensor:
             mm.throw_exception_if_processing_interrupted()
-            (x0,) = comfy.samplers.calc_cond_batch(model, [conds[branch]], x, sigma, options)
+            x0: Tensor = comfy.samplers.calc_cond_batch(model, [conds[branch]], x, sigma, options)[0]
             return (x - x0) / sigma.view(-1, 1, 1, 1)
 
         bar, total = progress_bar(), len(sigmas) - 1

@@ -15,6 +15,7 @@ from .apply import remove_fix
 from .engines.casting import casting
 from .engines.patches import attention_of
 from .inputs import CATEGORY, MossFactors, refusal
+from .model.comfy_types import ModelPatcher
 from .model.moss import arch_of, moss_tree
 from .model.stored_fold import stored_fold_of
 from .ui import cancellable, cancelled, progress_bar
@@ -78,7 +79,7 @@ class MossFP16Probe(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        model: Any,
+        model: ModelPatcher,
         conditioning: Any,
         sizes: str,
         sigmas: str,
@@ -94,7 +95,7 @@ class MossFP16Probe(io.ComfyNode):
         return io.NodeOutput(result.factors, text, ui={"moss_fp16_probe": [found], "text": found["advice"]})
 
 
-def measure(model: Any, prompts: list[Prompt], settings: ProbeSettings) -> ProbeResult:
+def measure(model: ModelPatcher, prompts: list[Prompt], settings: ProbeSettings) -> ProbeResult:
     """Probe a MODEL, adapters included, on the device that ComfyUI runs it on."""
     tree = moss_tree(model, TITLE)
     arch, clone = arch_of(tree), remove_fix(model.clone())

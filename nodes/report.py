@@ -11,6 +11,7 @@ from comfy_api.latest import io
 from ..fold.errors import MossError
 from ..fold.report.chart import render_chart
 from .inputs import CATEGORY
+from .model.comfy_types import ModelPatcher
 from .panel import publish
 from .state import fix_of
 from .ui import image_of
@@ -60,7 +61,7 @@ class MossFP16Report(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model: Any, passthrough: Any) -> io.NodeOutput:
+    def execute(cls, model: ModelPatcher, passthrough: Any) -> io.NodeOutput:
         fix = fix_of(model)
         if fix is None:
             raise MossError(

@@ -23,6 +23,7 @@ from ..fold.report.report import Outcome, Remedy, Report, Rescue, SelfCheck, Sta
 from ..fold.scaling.factors import factor_text
 from ..fold.scaling.plan import StreamPlan
 from .inputs import FixOptions
+from .model.comfy_types import ModelPatcher
 from .model.moss import blocks as block_paths
 
 KEY = "moss_fp16"
@@ -239,7 +240,7 @@ class FixState:
         )
 
 
-def fix_of(model: Any) -> FixState | None:
+def fix_of(model: ModelPatcher) -> FixState | None:
     """The fix's state that a MODEL carries, or None for one that no node of this pack made."""
     found = model.get_attachment(KEY)
     return found if isinstance(found, FixState) else None

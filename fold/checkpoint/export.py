@@ -18,10 +18,9 @@ from ..qkv import keys_with, row_range
 from ..scaling.factors import IDENTITY, Factors
 from ..scaling.record import RECORD_KEY, FoldRecord
 from ..scaling.weights import RowScale, rescale, row_scale
-from .buffers import Scratch, Turns
 from .header import DTYPE_BITS, TensorInfo, header_bytes
 from .reader import Checkpoint, is_finite, open_checkpoint
-from .write_behind import WriteBehind
+from .streaming import CastBuffer, RingBuffer, WriteBehind
 
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 _TORCH_DTYPES = {
@@ -31,7 +30,7 @@ _TORCH_DTYPES = {
 # Source bytes handled at a time: they and what is made of them stay in a CPU's cache from reading to writing.
 _CHUNK_BYTES = 2 * 1024 * 1024
 # Chunks that may wait to be written. Each handing over to the writing thread takes a busy machine milliseconds.
-_CHUNKS_BEHIND = 5
+_CHUNKS_WAITING = 5
 
 OnProgress = Callable[[int, int], None]
 Data = bytes | bytearray | memoryview
@@ -210,24 +209,24 @@ def _write_all(
 ) -> None:
     """Write header and tensors, reporting and asking after each chunk."""
     done = 0
-    with WriteBehind(write, _CHUNKS_BEHIND) as behind:
+    with WriteBehind(write, _CHUNKS_WAITING) as writer:
         for data in _all_chunks(head, outputs, reader):
             if cancel is not None and cancel():
                 raise MossCancelledError("The export was cancelled; nothing was left behind.")
-            behind.put(data)
+            writer.write(data)
             done += len(data)
             if progress is not None:
                 progress(done, total)
 
 
 def _all_chunks(head: bytes, outputs: list[_Output], reader: _Reader) -> Iterator[Data]:
-    """What the new file consists of; each chunk is good while _CHUNKS_BEHIND of them, itself included, wait."""
+    """What the new file consists of; each chunk is good while _CHUNKS_WAITING of them, itself included, wait."""
     yield head
-    scratch = Scratch(_CHUNKS_BEHIND)
+    buffer = CastBuffer(_CHUNKS_WAITING)
     for out in outputs:
         for piece in out.pieces:
             # A scale per row (the modulation's) only goes with a tensor in one piece.
-            yield from _raw_chunks(piece, reader) if out.raw else _scaled_chunks(out, piece, reader, scratch)
+            yield from _raw_chunks(piece, reader) if out.raw else _scaled_chunks(out, piece, reader, buffer)
 
 
 def _raw_chunks(piece: _Piece, reader: _Reader) -> Iterator[Data]:
@@ -235,7 +234,7 @@ def _raw_chunks(piece: _Piece, reader: _Reader) -> Iterator[Data]:
         yield reader.read(piece.info, offset, min(_CHUNK_BYTES, piece.info.nbytes - offset))
 
 
-def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader, scratch: Scratch) -> Iterator[Data]:
+def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader, buffer: CastBuffer) -> Iterator[Data]:
     """The piece's rows, rescaled and cast, as many at a time as fit a chunk."""
     target = _TORCH_DTYPES[out.dtype]
     step = max(1, _CHUNK_BYTES // max(1, piece.row_bytes))
@@ -247,9 +246,9 @@ def _scaled_chunks(out: _Output, piece: _Piece, reader: _Reader, scratch: Scratc
         rows = torch.frombuffer(data, dtype=_TORCH_DTYPES[piece.info.dtype]).reshape(last - first, -1)
         multiply, divide = (_some_rows(scale, first, last) for scale in (out.multiply, out.divide))
         if multiply is None and divide is None:
-            result = scratch.cast(rows, target)
+            result = buffer.cast(rows, target)
         else:
-            result = rescale(scratch.widen(rows), multiply=multiply, divide=divide, dtype=target)
+            result = rescale(buffer.widen(rows), multiply=multiply, divide=divide, dtype=target)
         _check_values(out, rows, result)
         yield result.contiguous().flatten().view(torch.uint8).numpy().data
 
@@ -286,11 +285,11 @@ class _Reader:
 
     def __init__(self, files: dict[Path, BufferedReader]) -> None:
         self._files = files
-        self._turns = Turns(_CHUNKS_BEHIND)
+        self._ring = RingBuffer(_CHUNKS_WAITING)
 
     def read(self, info: TensorInfo, offset: int, count: int) -> memoryview:
-        """``count`` bytes of a tensor, good for as long as `Turns` says."""
-        stream, data = self._files[info.file], self._turns.take(count)
+        """``count`` bytes of a tensor, good for as long as `RingBuffer.take` says."""
+        stream, data = self._files[info.file], self._ring.take(count)
         stream.seek(info.start + offset)
         if stream.readinto(data) != count:
             raise MossError(f"{info.file.name} became shorter while it was read.")

@@ -22,6 +22,7 @@ from ...fold.arch import MossArch
 from ...fold.errors import MossError
 from ...fold.scaling.factors import Factors
 from ...fold.scaling.weights import row_scale
+from ..model.comfy_types import ModelPatcher
 from ..model.moss import ROOT
 from ..state import KEY
 
@@ -70,7 +71,7 @@ def _bare(patches: list[Any]) -> list[Any]:
     return [patch for patch in patches if not isinstance(patch[1], RowScale)]
 
 
-def fold_adapters(clone: Any, tree: nn.Module, arch: MossArch, baked: Factors) -> None:
+def fold_adapters(clone: ModelPatcher, tree: nn.Module, arch: MossArch, baked: Factors) -> None:
     """Make a MODEL clone, and every clone of it, scale what adapters add to weights that carry the fold `baked`."""
     scales: dict[str, Tensor] = {}
     for name, _ in tree.named_parameters():
@@ -79,7 +80,7 @@ def fold_adapters(clone: Any, tree: nn.Module, arch: MossArch, baked: Factors) -
     if not scales:
         return
 
-    def on_clone(_: Any, made: Any) -> None:
+    def on_clone(_: ModelPatcher, made: ModelPatcher) -> None:
         made.patches = FoldedPatches(made.patches, scales)
 
     on_clone(clone, clone)
@@ -87,7 +88,7 @@ def fold_adapters(clone: Any, tree: nn.Module, arch: MossArch, baked: Factors) -
     _reload(clone)
 
 
-def unfold_adapters(clone: Any) -> None:
+def unfold_adapters(clone: ModelPatcher) -> None:
     """Undo `fold_adapters` on a clone."""
     clone.remove_callbacks_with_key(CallbacksMP.ON_CLONE, KEY)
     if isinstance(clone.patches, FoldedPatches):
@@ -95,13 +96,13 @@ def unfold_adapters(clone: Any) -> None:
         _reload(clone)
 
 
-def _reload(clone: Any) -> None:
+def _reload(clone: ModelPatcher) -> None:
     """Patched weights that another clone has loaded are not this one's."""
     if clone.patches:
         clone.patches_uuid = uuid.uuid4()
 
 
-def refuse_unscaled(tree: nn.Module, patcher: Any, arch: MossArch, baked: Factors) -> None:
+def refuse_unscaled(tree: nn.Module, patcher: ModelPatcher | None, arch: MossArch, baked: Factors) -> None:
     """Raise MossError where adapters reach weights that carry a fold by a way this module has no hand in."""
     for path, module in tree.named_modules():
         owner = getattr(module.__dict__.get("forward"), "__self__", None)

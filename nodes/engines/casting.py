@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
 
 from ...fold.arch import MossArch
+from ..model.comfy_types import BaseModel, ModelPatcher
 from ..model.moss import ROOT, small_modules
 
 FLAG = "comfy_cast_weights"
 
 
-def cast_small_modules(model: Any, tree: nn.Module, arch: MossArch) -> None:
+def cast_small_modules(model: ModelPatcher, tree: nn.Module, arch: MossArch) -> None:
     """Object patches so that norms, conditioning and head take the managed forward's fp32 inputs."""
     for path in small_modules(arch):
         if getattr(tree.get_submodule(path), FLAG, True) is False:
@@ -23,7 +23,7 @@ def cast_small_modules(model: Any, tree: nn.Module, arch: MossArch) -> None:
 
 
 @contextlib.contextmanager
-def casting(base_model: Any, tree: nn.Module, *, full: bool) -> Iterator[None]:
+def casting(base_model: BaseModel, tree: nn.Module, *, full: bool) -> Iterator[None]:
     """Every layer casts on call; with `full`, ComfyUI also hands the model fp32. All of it is undone at the end."""
     changed = [m for m in tree.modules() if getattr(m, FLAG, True) is False]
     own = [FLAG in m.__dict__ for m in changed]

@@ -18,6 +18,7 @@ from ...fold.dtypes import (
 )
 from ...fold.names import ModuleNames
 from ...fold.report.messages import Message, message, named
+from ..model.comfy_types import ModelPatcher
 from ..model.foreign import patched_object
 from ..model.moss import ROOT
 from ..state import DtypeUse
@@ -63,7 +64,9 @@ def rules_on(
     return apply_rules(rules, parameters, lambda name: stored_dtype(name, dtype, names) if own else dtype, names)
 
 
-def patch_parameters(model: Any, tree: nn.Module, names: ModuleNames, applied: AppliedDtypes) -> dict[str, DtypeUse]:
+def patch_parameters(
+    model: ModelPatcher, tree: nn.Module, names: ModuleNames, applied: AppliedDtypes
+) -> dict[str, DtypeUse]:
     """Object patches so that the linears named compute in their own dtype; returns their use by path."""
     uses: dict[str, DtypeUse] = {}
     for path, dtype in applied.modules(names).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class Kitchen(Slabs):
         return out
 
 
-def _kitchen():  # type: ignore[no-untyped-def]
+def _kitchen() -> Any:
     import comfy.quant_ops
 
     return comfy.quant_ops.ck

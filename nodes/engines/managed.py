@@ -17,6 +17,7 @@ from ...fold.model.forward import MossDiT, run_dit
 from ...fold.model.modules import Modules
 from ...fold.model.observer import Observer
 from ...fold.scaling.plan import StreamPlan
+from ..model.comfy_types import BaseModel, ModelPatcher
 from ..model.foreign import changed_modules
 from ..model.moss import containers
 from ..model.native_class import native_config
@@ -132,7 +133,7 @@ def other_way(tree: nn.Module) -> str:
     )
 
 
-def lost_changes(tree: nn.Module, arch: MossArch, patcher: Any) -> str | None:
+def lost_changes(tree: nn.Module, arch: MossArch, patcher: ModelPatcher | None) -> str | None:
     """A sentence where other packs have changed blocks as a whole: our forward calls only what is in them, so that the
     change would be lost. None where there are none."""
     found = changed_modules(tree, patcher, containers(arch), inside_wrappers)
@@ -195,7 +196,7 @@ def _encode() -> str:
     )
 
 
-def sigma_of(timesteps: Tensor, model: Any) -> Tensor:
+def sigma_of(timesteps: Tensor, model: BaseModel) -> Tensor:
     """The model is called with sigma x multiplier; MOSS-Image's own multiplier is 1, older plugins used 1000."""
     multiplier = float(getattr(getattr(model, "model_sampling", None), "multiplier", 1.0) or 1.0)
     return timesteps if multiplier == 1.0 else timesteps / torch.as_tensor(multiplier, dtype=timesteps.dtype)

@@ -13,6 +13,7 @@ from ...fold.errors import MossError
 from ...fold.model.modules import Modules
 from ...fold.names import GATE_ATTN, GATE_FFN, MODULATION
 from ...fold.scaling.plan import StreamPlan
+from ..model.comfy_types import ModelPatcher
 from ..model.foreign import below_replaced, patched_object
 from ..model.moss import ROOT, Tree, stream_norms, stream_writers
 from ..state import CallState, FixState
@@ -72,7 +73,7 @@ class ScaledGates(ModuleWrapper):
         if f.identity:
             return out
         y = out.clone()
-        rows = y.unflatten(-1, (len(MODULATION), -1))
+        rows = y.view(*y.shape[:-1], len(MODULATION), -1)
         rows[..., GATE_ATTN, :] *= f.c[0] / f.s_attn[0]
         rows[..., GATE_FFN, :] *= f.c[0] / f.s_ffn[0]
         return y
@@ -107,7 +108,7 @@ def wrapper_kinds(tree: nn.Module, fix: FixState) -> dict[str, type[ModuleWrappe
     }
 
 
-def patch_native(model: Any, tree: nn.Module, fix: FixState) -> None:
+def patch_native(model: ModelPatcher, tree: nn.Module, fix: FixState) -> None:
     """Put the native path's object patches on a MODEL clone. Raises MossError for a norm without a plain eps."""
     for path, kind in wrapper_kinds(tree, fix).items():
         name = f"{ROOT}.{path}.forward"

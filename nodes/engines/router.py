@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ...fold.errors import MossError
+from ..model.comfy_types import BaseModel
 from ..model.foreign import unwrapped
 from ..state import FixState
 from .dtypes import at_boundary
@@ -18,10 +19,10 @@ from .patches import needs_unet
 class Router:
     """The object patch on the diffusion model's forward. inner: the forward that was there. base: the BaseModel."""
 
-    def __init__(self, inner: Callable[..., Tensor], fix: FixState, base: Any) -> None:
+    def __init__(self, inner: Callable[..., Tensor], fix: FixState, base: BaseModel) -> None:
         self.inner, self.fix, self.base = inner, fix, base
 
-    def on(self, inner: Callable[..., Tensor], base: Any) -> Router:
+    def on(self, inner: Callable[..., Tensor], base: BaseModel) -> Router:
         """The same on another module."""
         return Router(inner, self.fix, base)
 

@@ -15,6 +15,7 @@ from ...fold.scaling.plan import StreamPlan
 from ..engines.casting import casting
 from ..engines.managed import lost_changes, not_understood
 from ..engines.native import norms_for, wrapped_outside
+from ..model.comfy_types import Executor, ModelPatcher
 from ..model.foreign import unwrapped
 from ..state import CallState, FixState, Run, Rung
 
@@ -39,7 +40,7 @@ class ModelCall:
 
     fix: FixState
     run: Run
-    executor: Any
+    executor: Executor
     x: Tensor
     t: Tensor
     args: tuple[Any, ...]
@@ -75,9 +76,10 @@ class ModelCall:
         return unwrapped(self.base.diffusion_model)
 
     @property
-    def patcher(self) -> Any:
+    def patcher(self) -> ModelPatcher | None:
         """The MODEL clone that is being sampled."""
-        return getattr(self.base, "current_patcher", None)
+        found: ModelPatcher | None = getattr(self.base, "current_patcher", None)
+        return found
 
     @property
     def sigma(self) -> float:

@@ -14,6 +14,7 @@ from ...fold.errors import MossError
 from ...fold.report.messages import Message, message
 from ...fold.report.report import Remedy, Rescue, SelfCheck
 from ..engines.adapters import refuse_unscaled
+from ..model.comfy_types import Executor
 from ..panel import publish
 from ..panel.publish import Kind
 from ..panel.remedy import remedy_for
@@ -40,7 +41,7 @@ class Guard:
     def __init__(self, fix: FixState) -> None:
         self.fix = fix
 
-    def __call__(self, executor: Any, x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, executor: Executor, x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         run = self.fix.current_run()
         watched = WatchedCall(ModelCall(self.fix, run, executor, x, t, args, kwargs))
         if run.model_calls == 0:

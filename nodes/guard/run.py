@@ -12,6 +12,7 @@ from ...fold.errors import MossError
 from ...fold.report.messages import Message, message
 from ...fold.report.report import State
 from ..engines.memory import told_to_comfyui
+from ..model.comfy_types import Executor
 from ..model.moss import compute_dtype_of
 from ..panel import publish
 from ..state import FixState, Run
@@ -29,7 +30,7 @@ class SamplingRun:
     def __init__(self, fix: FixState) -> None:
         self.fix = fix
 
-    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, executor: Executor, *args: Any, **kwargs: Any) -> Tensor:
         # outer_sample(noise, latent_image, sampler, sigmas, denoise_mask, callback, ...): named or by position
         call = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
         fix = self.fix

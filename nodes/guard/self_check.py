@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...fold.report.messages import Message, message
+from ..model.comfy_types import ModelPatcher
 from ..model.foreign import cell_contents
 
 #: Relative L2 of the two calls' velocities. Measured: 0 to 1e-3 from fp16 subnormals, 1e-2 and more from a writer
@@ -22,7 +23,7 @@ MOST = 8
 _passed: set[tuple[Any, ...]] = set()
 
 
-def of_model(tree: nn.Module, patcher: Any) -> tuple[Any, ...]:
+def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> tuple[Any, ...]:
     """What of a MODEL decides whether every writer is accounted for: class, adapters, what is put on the modules.
 
     It stays as it is for a run, and takes longer to put together than the rest.

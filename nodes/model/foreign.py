@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ...fold.errors import MossError
+from .comfy_types import ModelPatcher
 from .moss import ROOT
 
 
@@ -16,12 +17,12 @@ def unwrapped(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-def below_replaced(model: Any, name: str) -> bool:
+def below_replaced(model: ModelPatcher, name: str) -> bool:
     """Whether another node's object patch has put a module in the place of one that `name` is below."""
     return any(name.startswith(f"{key}.") for key in model.object_patches)
 
 
-def patched_object(model: Any, name: str) -> Any:
+def patched_object(model: ModelPatcher, name: str) -> Any:
     """`get_model_object` for a name below a module that another node's object patch has replaced, too."""
     owner = None
     for key in model.object_patches:
@@ -47,7 +48,7 @@ def patched_object(model: Any, name: str) -> Any:
 
 
 def changed_modules(
-    tree: nn.Module, patcher: Any, paths: Iterable[str], own_forward: Callable[[Any], Any]
+    tree: nn.Module, patcher: ModelPatcher | None, paths: Iterable[str], own_forward: Callable[[Any], Any]
 ) -> list[str]:
     """Those of the modules at `paths` that another pack has changed as a whole.
 

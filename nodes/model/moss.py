@@ -10,6 +10,7 @@ from ...fold.arch import MossArch
 from ...fold.errors import MossError
 from ...fold.model.modules import Modules, module_at
 from ...fold.names import FP32_ROLES, OFFICIAL, ModuleNames, Role
+from .comfy_types import ModelPatcher
 
 #: What the modules are called in the classes there are: for one that calls some otherwise, add `OFFICIAL.renamed(...)`.
 CLASSES: tuple[ModuleNames, ...] = (OFFICIAL,)
@@ -20,7 +21,7 @@ ROOT = "diffusion_model"
 Tree = Any
 
 
-def moss_tree(model: Any, node: str) -> Tree:
+def moss_tree(model: ModelPatcher, node: str) -> Tree:
     """The MODEL's diffusion model, if it is MOSS-Image. Raises MossError naming what was given instead."""
     tree = getattr(model.model, ROOT, None)
     missing = [_missing(tree, names) for names in CLASSES]
@@ -81,7 +82,7 @@ def arch_of(tree: Tree) -> MossArch:
     )
 
 
-def compute_dtype_of(model: Any) -> torch.dtype | None:
+def compute_dtype_of(model: ModelPatcher) -> torch.dtype | None:
     """What the MODEL computes in."""
     chosen: torch.dtype | None = model.get_model_object("manual_cast_dtype")
     return chosen if chosen is not None else model.model.get_dtype()

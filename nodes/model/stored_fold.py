@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from ...fold.checkpoint.header import is_safetensors
 from ...fold.checkpoint.reader import open_checkpoint
 from ...fold.errors import MossError
 from ...fold.scaling.record import NO_FOLD, StoredFold
+from .comfy_types import ModelPatcher
 
 KEY = "moss_fp16_source"
 log = logging.getLogger(__name__)
 
 
-def stored_fold_of(model: Any) -> StoredFold:
+def stored_fold_of(model: ModelPatcher) -> StoredFold:
     """What our loader noted; for a MODEL of another loader, the header of the file that it says it came from."""
     noted = model.get_attachment(KEY)
     if isinstance(noted, StoredFold):
@@ -32,7 +32,7 @@ def stored_fold_of(model: Any) -> StoredFold:
         return NO_FOLD
 
 
-def source_file(model: Any) -> Path | None:
+def source_file(model: ModelPatcher) -> Path | None:
     """The safetensors file in the MODEL's `cached_patcher_init`, which names its loader and that loader's arguments."""
     init = getattr(model, "cached_patcher_init", None)
     for argument in init[1] if init else ():
