@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..checkpoint.export import ExportResult
-    from ..measure.conditioning import pick, read_tensors
     from ..measure.eps_check import EpsCheck
     from .common import Subparsers
 
@@ -65,6 +64,7 @@ def prepare_check(args: argparse.Namespace) -> Callable[[], EpsCheck]:
     """Read the inputs of the eps check before the export starts; MossError where they do not fit."""
     from ..checkpoint.reader import open_checkpoint
     from ..errors import MossError
+    from ..measure.conditioning import pick, read_tensors
     from ..measure.eps_check import check_eps
 
     if not 0.0 <= args.check_sigma <= 1.0:
