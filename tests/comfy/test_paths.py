@@ -14,12 +14,18 @@ HOT = ("hot", "burst")
 
 @pytest.fixture(params=["builtin", "native", "managed"])
 def make(request: pytest.FixtureRequest) -> Any:
-    """(name, dtype) -> unfixed MODEL, and the engine for the fix; once per class and path."""
-    if request.param == "builtin":
-        return lambda name, dtype, **o: fixed(load(name, dtype, engine="builtin"), **o) if o else load(name, dtype)
-    request.getfixturevalue("foreign")
+    """(name, dtype) -> unfixed MODEL, with options a fixed one; once per class and path, which is `make.engine`."""
     engine = request.param
-    return lambda name, dtype, **o: fixed(stock(name, dtype), engine=engine, **o) if o else stock(name, dtype)
+    if engine != "builtin":
+        request.getfixturevalue("foreign")
+
+    def model(name: str, dtype: str, **options: Any) -> Any:
+        loaded = load(name, dtype) if engine == "builtin" else stock(name, dtype)
+        own = {} if engine == "builtin" else {"engine": engine}
+        return fixed(loaded, **own, **options) if options else loaded
+
+    model.engine = engine  # type: ignore[attr-defined]
+    return model
 
 
 @pytest.mark.parametrize("name", ["cool", *HOT])
@@ -27,14 +33,14 @@ def test_fp32_fold_is_bit_equal(make: Any, name: str) -> None:
     prompt = conditioning(name)
     model = make(name, "fp32")
     before = sample(model, prompt)
-    folded = make(name, "fp32", fix="online", c=1 / 16)
+    folded = fixed(model, fix="online", c=1 / 16, **({} if make.engine == "builtin" else {"engine": make.engine}))
     out = sample(folded, prompt)
     assert report(folded)["summary"]["peak"] > 0
     if report(folded)["engine"] == "managed":
         assert rel(out, before) < 2e-6  # another forward than the class's own
     else:
         assert torch.equal(out, before)
-    assert torch.equal(sample(model, prompt), before)
+    assert torch.equal(sample(model, prompt), before), "the MODEL that was fixed is no longer as it was"
 
 
 def test_fp16_is_finite_with_the_fix(make: Any, golden: dict[str, Any]) -> None:

@@ -128,10 +128,21 @@ def test_numbers_that_json_does_not_know(ask: Callable[..., Any], kept: store.Re
     assert status == 500 and set(found) == {"error"} and found["error"].endswith(".")
 
 
-def test_without_a_server_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(PromptServer, "instance", raising=False)
-    routes.register()
-    publish._send("moss_fp16.report", {})
+def test_without_a_server_nothing_is_registered_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Server:
+        def __init__(self) -> None:
+            self.routes, self.sent = web.RouteTableDef(), list[str]()
+
+        def send_sync(self, event: str, data: dict[str, Any]) -> None:
+            self.sent.append(event)
+
+    server = Server()
+    monkeypatch.setattr(PromptServer, "instance", server, raising=False)
+    for there in (True, False):
+        routes.register()
+        publish._send("moss_fp16.report", {})
+        assert (len(server.routes), server.sent) == (2, ["moss_fp16.report"]), there
+        monkeypatch.delattr(PromptServer, "instance", raising=False)
 
 
 # ---- jobs that came from the cache ---------------------------------------------------------------------------------

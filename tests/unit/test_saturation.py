@@ -120,7 +120,8 @@ def test_totals_follow_the_stream_to_another_device() -> None:
     watch = counters()
     watch.stream(0, torch.tensor([5000.0]))
     watch.commit()
-    watch._place(torch.device("cpu"), 1)
+    watch._place(torch.device("cpu", 0), 1)  # another device to torch, and the only other one everywhere
+    assert watch.counts[0, 0] == 1 and watch.call_peaks.device == torch.device("cpu")
     watch.stream(0, torch.tensor([1.0, 6000.0]))
     watch.commit()
     assert watch.read()[0] == BlockStats("a", 6000.0, 2, 0, 0, 0)
