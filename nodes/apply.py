@@ -17,9 +17,9 @@ from ..fold.scaling.plan import StreamPlan
 from ..fold.scaling.record import NO_FOLD, StoredFold
 from .engines.adapters import fold_adapters, unfold_adapters
 from .engines.casting import cast_small_modules
-from .engines.dtypes import OwnDtype, patch_parameters, rules_on
-from .engines.native import PATCHES, patch_native
-from .engines.router import Router
+from .engines.dtypes import patch_parameters, rules_on
+from .engines.native import patch_native
+from .engines.router import OURS, Router
 from .guard.guard import Guard
 from .guard.run import SamplingRun
 from .inputs import FixOptions
@@ -30,9 +30,6 @@ from .model.moss import ROOT, arch_of, compute_dtype_of, is_manageable, moss_tre
 from .state import KEY, FixState, Path, Rung, fix_of
 
 log = logging.getLogger(__name__)
-
-#: The callables of this pack that stand in a MODEL's object patches; each has what it wraps as `inner`.
-OURS = (*PATCHES, Router, OwnDtype)
 
 #: Key of the callback that a clone on another module needs; adapters have one of their own under KEY.
 FOLLOW = f"{KEY}_follow"
@@ -84,9 +81,9 @@ def apply_fix(
         compute_dtype=dtype,
         manageable=manageable,
         notes=notes,
-        own_dtypes=patch_parameters(clone, tree, arch.names, applied),
         param_dtypes=dict(applied.record),
     )
+    patch_parameters(clone, tree, applied, fix)
     if not plan.baked.identity:
         fold_adapters(clone, tree, arch, plan.baked)
     if path == "native":

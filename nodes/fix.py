@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..fold.dtypes import DTYPES
 from .apply import apply_fix
-from .inputs import CATEGORY, check_texts, compute_dtype_input, fix_inputs, read_options
+from .inputs import CATEGORY, accept_unproven_input, check_texts, compute_dtype_input, fix_inputs, read_options
 from .model.stored_fold import stored_fold_of
 
 TITLE = "MOSS FP16 Fix"
@@ -34,6 +34,7 @@ class MossFP16Fix(io.ComfyNode):
                     "call; Load MOSS-Image (FP16) stores fp16 instead.",
                 ),
                 *fix_inputs(["auto", "native", "managed"]),
+                accept_unproven_input(),
             ],
             outputs=[io.Model.Output(tooltip="The same MODEL under the fix; the one given stays as it was.")],
             hidden=[io.Hidden.unique_id],

@@ -101,8 +101,9 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
             default=True,
             advanced=True,
             optional=True,
-            tooltip="Once per combination of model, adapters and patches: run one call at c and at c/2. If they "
-            "differ, something unknown writes to the stream and the fold is left off.",
+            tooltip="Once per combination of model, adapters and patches, before its first result is kept: a part of "
+            "the call is computed in fp32 under the fix and by the class's own forward without it. If they differ, the "
+            "fix is left off.",
         ),
         io.Combo.Input(
             "engine",
@@ -142,6 +143,18 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
     ]
 
 
+def accept_unproven_input() -> Any:
+    """The last widget of a node, as a later one must be: a saved workflow holds its values by their place."""
+    return io.Boolean.Input(
+        "accept_unproven",
+        default=False,
+        advanced=True,
+        optional=True,
+        tooltip="Go on with engine = managed or fp32_residual although it does not compute what this MOSS-Image class "
+        "does. Off: that is an error naming the difference.",
+    )
+
+
 PLAIN_INPUTS = InputPolicy()
 
 Guard = Literal["off", "report", "rescue"]
@@ -160,8 +173,14 @@ class FixOptions:
     counters: bool = True
     self_check: bool = True
     engine: Engine = "auto"
+    accept_unproven: bool = False
     inputs: InputPolicy = PLAIN_INPUTS
     rules: tuple[DtypeRule, ...] = ()
+
+    @property
+    def managed_by_hand(self) -> bool:
+        """Whether the user asked for our own forward by name."""
+        return self.engine == "managed" or self.fix == "fp32_residual"
 
     def plan(self, *, half: bool, stored: StoredFold) -> StreamPlan:
         """The stream plan for a model that computes in fp16 (half) and whose file had the fold `stored`."""
@@ -187,6 +206,7 @@ def read_options(inputs: dict[str, Any]) -> FixOptions:
         counters=bool(inputs.get("counters", True)),
         self_check=bool(inputs.get("self_check", True)),
         engine=inputs.get("engine", "auto"),
+        accept_unproven=bool(inputs.get("accept_unproven", False)),
         inputs=InputPolicy(*(inputs.get(f"{name}_dtype", "default") for name in ("latents", "cond", "timestep"))),
         rules=parse_rules(inputs.get("param_dtypes", "")),
     )

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..fold.errors import MossError
 from .apply import apply_fix
-from .inputs import CATEGORY, check_texts, compute_dtype_input, fix_inputs, read_options
+from .inputs import CATEGORY, accept_unproven_input, check_texts, compute_dtype_input, fix_inputs, read_options
 from .loading.files import model_names, model_path
 from .loading.load import load_moss
 from .model.stored_fold import stored_fold_of
@@ -50,6 +50,7 @@ class MossFP16Loader(io.ComfyNode):
                     tooltip="A file that carries a fold: auto takes it out at load and applies it online (every LoRA "
                     "fits); keep leaves it in the weights.",
                 ),
+                accept_unproven_input(),
             ],
             outputs=[io.Model.Output(tooltip="A MODEL like any other: for LoRA, guidance, sampling and saving nodes.")],
             hidden=[io.Hidden.unique_id],

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import comfy.model_management as mm
+import torch
 from comfy_api.latest import io
 
 from ..fold.measure.probe import ProbeResult, ProbeSettings, Prompt, probe
@@ -105,7 +106,7 @@ def measure(model: ModelPatcher, prompts: list[Prompt], settings: ProbeSettings)
     shape = [1, arch.latent_channels, largest[1] // 16, largest[0] // 16]
     # in fp32 the activations take twice the room that ComfyUI plans for
     mm.load_models_gpu([clone], memory_required=2 * clone.memory_required(shape))
-    with casting(clone.model, tree, full=True):
+    with casting(clone.model, tree, torch.float32):
         return probe(
             tree,
             arch,

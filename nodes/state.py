@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from ..fold.arch import MossArch
+from ..fold.dtypes import dtype_name
 from ..fold.model.observer import Observer
 from ..fold.report.counters import BlockStats, Counters, site_names
 from ..fold.report.messages import Message
@@ -32,11 +33,14 @@ Path = Literal["native", "managed", "builtin"]
 
 @dataclass(frozen=True)
 class Rung:
-    """How a model call is computed: the plan, by which forward, and whether all of it in fp32."""
+    """How a model call is computed: the plan, by which forward, and in which dtype (None: what the MODEL computes in).
+
+    managed: by our own forward, not by the class's.
+    """
 
     plan: StreamPlan
     managed: bool
-    full: bool = False
+    dtype: torch.dtype | None = None
 
     @property
     def label(self) -> str:
@@ -47,12 +51,16 @@ class Rung:
             for name, values in (("c", f.c), ("s_attn", f.s_attn), ("s_ffn", f.s_ffn))
             if any(value != 1.0 for value in values)
         ]
-        return " ".join([self.plan.mode, *shown, *(["in fp32"] if self.full else [])])
+        return " ".join([self.plan.mode, *shown, *([f"in {dtype_name(self.dtype)}"] if self.dtype else [])])
 
 
 def factors_text(values: tuple[float, ...]) -> str:
     """A factor as people write it: "1/16"; "per block" where the blocks have different ones."""
     return factor_text(values[0]) if len(set(values)) == 1 else "per block"
+
+
+#: "fold": the scaled stream on the class's own forward. "managed": our own forward, whatever its plan.
+RungKind = Literal["fold", "managed"]
 
 
 @dataclass
@@ -74,12 +82,14 @@ class CallState:
     """What the patched callables know of a model call.
 
     rung: how it is computed. observer: who looks at its streams. outside: paths of modules that are scaled or counted
-    by a wrapper outside another pack's patch, so that the wrapper inside does nothing. trace: filled in by the call.
+    by a wrapper outside another pack's patch, so that the wrapper inside does nothing. own_dtypes: whether the linears
+    that were given a dtype of their own compute in it. trace: filled in by the call.
     """
 
     rung: Rung
     observer: Observer | None = None
     outside: frozenset[str] = frozenset()
+    own_dtypes: bool = True
     trace: Trace = field(default_factory=Trace, compare=False)
 
 
@@ -102,14 +112,19 @@ class Run:
     rescues: list[Rescue] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     notices: set[str] = field(default_factory=set)
+    #: the worst that the self-check said of this run's combinations, and how often it compared
     self_check: SelfCheck | None = None
+    checks: int = 0
     finite: bool | None = None
     error: Message | None = None
-    checks: int = 0
+    #: kinds of rungs whose proof failed: they do not exist for this run
+    disproved: set[RungKind] = field(default_factory=set)
     #: the MODEL's part of the combinations that the self-check goes by
     model_key: tuple[Any, ...] = ()
     #: whether the diffusion model's forward has been ours in this run
     reached: bool = False
+    #: the user wants the managed path although its proof failed
+    accepted: bool = False
     #: a result that is not finite was kept: later ones grow out of it and are not looked at again
     gave_up: bool = False
     #: items of the batch came in broken and are left out, so that the guard can look after the others
@@ -117,17 +132,12 @@ class Run:
 
     def half_stream(self, rung: Rung) -> bool:
         """Whether a rung stores the streams in fp16."""
-        return self.compute_dtype == torch.float16 and not rung.full and not rung.plan.fp32_stream
+        return self.compute_dtype == torch.float16 and rung.dtype is None and not rung.plan.fp32_stream
 
     def checked(self, found: SelfCheck) -> None:
         """What the self-check said of a combination; the report shows the worst of the run."""
-        before = self.self_check
-        order = ("remembered", "passed", "failed")
-        if before is not None and order.index(before.result) > order.index(found.result):
-            return
-        if before is not None and before.result == found.result == "passed":
-            found = max(before, found, key=lambda check: check.difference or 0.0)
-        self.self_check = found
+        if self.self_check is None or found.rank >= self.self_check.rank:
+            self.self_check = found
 
 
 @dataclass(eq=False)
@@ -199,6 +209,8 @@ class FixState:
         """Start a run on the rung that was asked for."""
         self.run = Run(self.new_counters(), self.first_rung, compute_dtype, prompt_id, workflow_id, total_steps)
         self.run.messages.extend(self.notes)
+        if not self.options.self_check:
+            self.run.checked(SelfCheck("off"))
         return self.run
 
     def current_run(self) -> Run:
@@ -216,10 +228,9 @@ class FixState:
         rung = run.rung
         return make_report(
             node_id=self.node_id,
-            engine=self.path if self.path != "native" or not rung.managed else "managed",
+            engine="builtin" if self.path == "builtin" else "managed" if rung.managed else "native",
             plan=rung.plan,
-            dtype=run.compute_dtype,
-            full=rung.full,
+            dtype=rung.dtype or run.compute_dtype,
             rows=rows,
             counted=self.counting,
             shown=self.options.counters,

@@ -52,8 +52,31 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "out_of_range": ("warn", "Step {step}: {reason} (guard is set to report, so nothing was done)."),
     "self_check_failed": (
         "warn",
-        "The fold was left off: the same call at c and c/2 differed by {difference}, so something else writes to the "
-        "stream ({suspects}). The run went on with {rung}.",
+        "This MOSS-Image class ({name}; {suspects}) is built otherwise than the fix knows: with {rung} a call came out "
+        "{off} away from what the class itself computes, so the run went on with the class's own forward ({instead}); "
+        "please send us this report and your ComfyUI's version.",
+    ),
+    "rung_left_out": (
+        "warn",
+        "This MOSS-Image class ({name}; {suspects}) is built otherwise than the fix knows: with {rung} a call came out "
+        "{off} away from what the class itself computes, so the guard left that out; please send us this report and "
+        "your ComfyUI's version.",
+    ),
+    "self_check_accepted": (
+        "warn",
+        "This MOSS-Image class ({name}; {suspects}) is built otherwise than the fix knows: with {rung} a call came out "
+        "{off} away from what the class itself computes; accept_unproven is set, so it was kept.",
+    ),
+    "self_check_refused": (
+        "error",
+        "This MOSS-Image class ({name}; {suspects}) is built otherwise than the fix knows: with {rung} a call came out "
+        "{off} away from what the class itself computes. Use fix = auto with engine = auto, or set accept_unproven if "
+        "you want just this.",
+    ),
+    "not_proven": (
+        "info",
+        "The fix was not proven on this MOSS-Image class: no part of the call could be computed in fp32. At c and c/2 "
+        "it agreed.",
     ),
     "rescued": ("info", "Step {step} was computed again with {rung}: {reason}."),
     "no_fix": (
@@ -102,7 +125,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "suspect_control": ("info", "a control input"),
     "suspect_patch": ("info", "block patch {name}"),
     "suspect_replace": ("info", "replace patch {name}"),
-    "suspect_module": ("info", "a module of this model class that is not among MOSS-Image's"),
+    "suspect_class": ("info", "a part of the class itself"),
     # ---- lists
     "and_more": ("info", "{names} and {n} more"),
     # ---- why a run failed

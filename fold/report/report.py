@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -116,16 +116,34 @@ class Remedy:
         return {**self.said.to_json(), "action": action}
 
 
+#: From what says least to what is worst. off: the user left it out. nothing to prove: the class is this pack's own.
+#: remembered: passed in an earlier run. not proven: neither a part of the call nor the whole could be computed in fp32.
+#: accepted: failed, and the user wants it all the same.
+CheckResult = Literal["off", "nothing to prove", "remembered", "passed", "not proven", "accepted", "failed"]
+_RANKS: tuple[CheckResult, ...] = get_args(CheckResult)
+
+
 @dataclass(frozen=True)
 class SelfCheck:
-    """What the self-check found: passed, failed or remembered (passed in an earlier run), by how much, who it was."""
+    """What the self-check found of a run's calls.
 
-    result: Literal["remembered", "passed", "failed"]
+    difference: relative L2 of the two results that were compared, allowed up to bound. compared: on what, in words.
+    detail: what in the call could be the reason.
+    """
+
+    result: CheckResult
     difference: float | None = None
+    bound: float | None = None
+    compared: str | None = None
     detail: str | None = None
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Orders findings; the worst is the largest."""
+        return _RANKS.index(self.result), self.difference or 0.0
+
     def to_json(self) -> dict[str, Any]:
-        return {"result": self.result, "difference": finite_or_none(self.difference), "detail": self.detail}
+        return {**asdict(self), "difference": finite_or_none(self.difference)}
 
 
 @dataclass(frozen=True)
@@ -233,7 +251,6 @@ def make_report(
     steps: int,
     input_dtypes: Mapping[str, str],
     param_dtypes: Mapping[str, Any],
-    full: bool = False,
     counted: bool = True,
     shown: bool = True,
     finite: bool | None = None,
@@ -249,11 +266,11 @@ def make_report(
 ) -> Report:
     """The report of a run, with the level of each block, the outcome, the verdict and what to do about it.
 
-    dtype: the compute dtype. full: all of it was computed in fp32. rows: what was counted per block; counted: whether
+    dtype: what the run computed in. rows: what was counted per block; counted: whether
     anything was. shown: whether the blocks are part of the report. finite: of the result, None where there is none yet.
     advise: the maker's remedy for an outcome. error: why the run failed.
     """
-    stream_dtype = "fp32" if full or plan.fp32_stream else dtype_name(dtype)
+    stream_dtype = "fp32" if plan.fp32_stream else dtype_name(dtype)
     limited = stream_dtype == "fp16"
     blocks = tuple(Block(row, level_of(row, limited)) for row in rows)
     seen = counted and (state != "done" or any(row.max_abs > 0 for row in rows))
@@ -263,7 +280,7 @@ def make_report(
         node_id=node_id,
         mode=plan.mode,
         engine=engine,
-        compute_dtype="fp32" if full else dtype_name(dtype),
+        compute_dtype=dtype_name(dtype),
         stream_dtype=stream_dtype,
         factors=AppliedFactors.of(plan),
         threshold=threshold,

@@ -21,7 +21,7 @@ from ...fold.report.messages import Message, message, named
 from ..model.comfy_types import ModelPatcher
 from ..model.foreign import patched_object
 from ..model.moss import ROOT
-from ..state import DtypeUse
+from ..state import DtypeUse, FixState
 from .casting import FLAG
 
 
@@ -39,19 +39,23 @@ def at_boundary(
 
 
 class OwnDtype:
-    """A linear's forward in a dtype of its own. `use` shows whether the model's class calls it at all."""
+    """A linear's forward in a dtype of its own. `use` shows whether the model's class calls it at all.
 
-    def __init__(self, inner: Any, dtype: torch.dtype, use: DtypeUse) -> None:
-        self.inner, self.dtype, self.use = inner, dtype, use
+    fix: whose model call may leave it out (a proof does, which is computed in fp32 throughout).
+    """
+
+    def __init__(self, inner: Any, dtype: torch.dtype, fix: FixState, use: DtypeUse) -> None:
+        self.inner, self.dtype, self.fix, self.use = inner, dtype, fix, use
         self.run = in_own_dtype(inner, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         self.use.called = True
-        return self.run(x)
+        out: Tensor = self.run(x) if self.fix.call.own_dtypes else self.inner(x)
+        return out
 
     def on(self, inner: Any) -> OwnDtype:
         """The same around another module's forward."""
-        return OwnDtype(inner, self.dtype, self.use)
+        return OwnDtype(inner, self.dtype, self.fix, self.use)
 
 
 def rules_on(
@@ -64,18 +68,13 @@ def rules_on(
     return apply_rules(rules, parameters, lambda name: stored_dtype(name, dtype, names) if own else dtype, names)
 
 
-def patch_parameters(
-    model: ModelPatcher, tree: nn.Module, names: ModuleNames, applied: AppliedDtypes
-) -> dict[str, DtypeUse]:
-    """Object patches so that the linears named compute in their own dtype; returns their use by path."""
-    uses: dict[str, DtypeUse] = {}
-    for path, dtype in applied.modules(names).items():
-        name = f"{ROOT}.{path}.forward"
-        uses[path] = DtypeUse()
-        model.add_object_patch(name, OwnDtype(patched_object(model, name), dtype, uses[path]))
+def patch_parameters(model: ModelPatcher, tree: nn.Module, applied: AppliedDtypes, fix: FixState) -> None:
+    """Object patches so that the linears named compute in their own dtype; their use is in `fix.own_dtypes`."""
+    for path, dtype in applied.modules(fix.arch.names).items():
+        name, use = f"{ROOT}.{path}.forward", fix.own_dtypes.setdefault(path, DtypeUse())
+        model.add_object_patch(name, OwnDtype(patched_object(model, name), dtype, fix, use))
         if getattr(tree.get_submodule(path), FLAG, True) is False:
             model.add_object_patch(f"{ROOT}.{path}.{FLAG}", True)
-    return uses
 
 
 def unused_dtypes(uses: dict[str, DtypeUse]) -> Message | None:

@@ -11,8 +11,9 @@ from ...fold.errors import MossError
 from ..model.comfy_types import BaseModel
 from ..model.foreign import unwrapped
 from ..state import FixState
-from .dtypes import at_boundary
+from .dtypes import OwnDtype, at_boundary
 from .managed import managed_forward, no_tokens, sigma_of
+from .native import PATCHES
 from .patches import needs_unet
 
 
@@ -40,3 +41,7 @@ class Router:
         tree = unwrapped(self.base.diffusion_model)
         sigma = timesteps if fix.path == "builtin" else sigma_of(timesteps, self.base)
         return managed_forward(tree, fix.arch, call.rung.plan, call.observer, x, sigma, context, *args, **kwargs)
+
+
+#: The callables of this pack that stand in a MODEL's object patches; each has what it wraps as `inner`.
+OURS = (*PATCHES, Router, OwnDtype)

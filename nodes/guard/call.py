@@ -4,10 +4,12 @@ times."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+import comfy.model_management
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from ...fold.scaling.plan import StreamPlan
 from ..engines.casting import casting
 from ..engines.managed import lost_changes, not_understood
 from ..engines.native import norms_for, wrapped_outside
-from ..model.comfy_types import Executor, ModelPatcher
+from ..model.comfy_types import BaseModel, ModelPatcher
 from ..model.foreign import unwrapped
 from ..state import CallState, FixState, Run, Rung
 
@@ -35,12 +37,14 @@ class CallObserver(Protocol):
 class ModelCall:
     """x [B, C, h, w] and sigma t [B] with the rest of apply_model's arguments.
 
-    executor: what apply_model goes on with (other packs' wrappers, then the model); its result is the denoised x.
+    base: ComfyUI's BaseModel. go_on: what apply_model goes on with (other packs' wrappers, then the model); its result
+    is the denoised x.
     """
 
     fix: FixState
     run: Run
-    executor: Executor
+    base: BaseModel
+    go_on: Callable[..., Tensor]
     x: Tensor
     t: Tensor
     args: tuple[Any, ...]
@@ -66,11 +70,6 @@ class ModelCall:
         return {key: value for key, value in self._named.items() if key not in ("control", "transformer_options")}
 
     @property
-    def base(self) -> Any:
-        """ComfyUI's BaseModel."""
-        return self.executor.class_obj
-
-    @property
     def tree(self) -> Any:
         # with torch.compile the attribute is swapped for the call; the modules below it are the same
         return unwrapped(self.base.diffusion_model)
@@ -82,11 +81,18 @@ class ModelCall:
         return found
 
     @property
+    def has_bf16(self) -> bool:
+        """Whether the device is good at bf16."""
+        device = getattr(self.patcher, "load_device", self.x.device)
+        return bool(comfy.model_management.should_use_bf16(device))
+
+    @property
     def sigma(self) -> float:
         return float(self.t.flatten()[0])
 
-    def compute(self, rung: Rung, observer: Any = None) -> Tensor:
-        """The denoised x [B, C, h, w] on a rung. observer: looks at the streams.
+    def compute(self, rung: Rung, observer: Any = None, *, exact: bool = False) -> Tensor:
+        """The denoised x [B, C, h, w] on a rung. observer: looks at the streams. exact: all of it in the rung's dtype,
+        quantized weights and the parameters with a dtype of their own, too.
 
         Whatever the rung needs on the loaded module is there for the length of the call only.
         """
@@ -96,12 +102,12 @@ class ModelCall:
             if native and rung != fix.first_rung:  # whose eps the object patches have set
                 # the managed forward wants the stock eps
                 stack.enter_context(norms_for(self.tree, fix.arch, StreamPlan() if rung.managed else rung.plan))
-            if rung.full or (rung.managed and native):
-                stack.enter_context(casting(self.base, self.tree, full=rung.full))
+            if rung.dtype is not None or (rung.managed and native):
+                stack.enter_context(casting(self.base, self.tree, rung.dtype, exact=exact))
             outside = frozenset[str]() if rung.managed else stack.enter_context(wrapped_outside(self.tree, fix))
-            call = CallState(rung, observer if fix.counting else None, outside)
+            call = CallState(rung, observer if fix.counting else None, outside, own_dtypes=not exact)
             stack.enter_context(fix.during(call))
-            out: Tensor = self.executor(self.x, self.t, *self.args, **self.kwargs)
+            out = self.go_on(self.x, self.t, *self.args, **self.kwargs)
         self.run.reached = self.run.reached or call.trace.reached
         return out
 
@@ -125,6 +131,21 @@ class ModelCall:
         if len(self.args) > _OPTIONS:
             return replace(self, args=(*self.args[:_OPTIONS], options, *self.args[_OPTIONS + 1 :]))
         return replace(self, kwargs={**self.kwargs, "transformer_options": options})
+
+    def bare(self) -> ModelCall:
+        """The same call without any wrapper of another pack: what counts calls or keeps results does not see it."""
+        original = getattr(self.go_on, "original", None)
+        return replace(self.without_wrappers(), go_on=self.go_on if original is None else original)
+
+    @property
+    def has_wrappers(self) -> bool:
+        """Whether other packs' wrappers stand between this call and the model."""
+        inside = getattr(self.go_on, "wrappers", [])[getattr(self.go_on, "idx", 0) + 1 :]
+        return bool(inside) or any(self.options.get("wrappers", {}).get(WrappersMP.DIFFUSION_MODEL, {}).values())
+
+    def with_conds(self, **conds: Any) -> ModelCall:
+        """The same call with other conditionings by these names."""
+        return replace(self, args=(), kwargs={**self._named, **conds}) if conds else self
 
     @property
     def manageable(self) -> bool:

@@ -3,17 +3,18 @@ one call is in call.py, the rungs are in ladder.py, what is compared in self_che
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ...fold.dtypes import dtype_name
 from ...fold.errors import MossError
 from ...fold.report.messages import Message, message
-from ...fold.report.report import Remedy, Rescue, SelfCheck
+from ...fold.report.report import CheckResult, Remedy, Rescue, SelfCheck
 from ..engines.adapters import refuse_unscaled
+from ..engines.router import OURS
 from ..model.comfy_types import Executor
 from ..panel import publish
 from ..panel.publish import Kind
@@ -27,7 +28,17 @@ from .inputs_check import (
     nan_for_broken,
     zeros_for_broken,
 )
-from .ladder import Evidence, WriterWatch, evidence_of, halved, next_rung, without_fold, writers_watched
+from .ladder import (
+    Evidence,
+    WriterWatch,
+    evidence_of,
+    halved,
+    kind_of,
+    next_rung,
+    rungs_without_fold,
+    writers_watched,
+)
+from .proof import Prover, eagerly
 
 BYPASSED = (
     "Another node has put a forward of its own in the place of the diffusion model's, after the MOSS fp16 fix and past "
@@ -43,7 +54,7 @@ class Guard:
 
     def __call__(self, executor: Executor, x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         run = self.fix.current_run()
-        watched = WatchedCall(ModelCall(self.fix, run, executor, x, t, args, kwargs))
+        watched = WatchedCall(ModelCall(self.fix, run, executor.class_obj, executor, x, t, args, kwargs))
         if run.model_calls == 0:
             watched.check_model()
         out = watched.run_checked()
@@ -59,6 +70,8 @@ class WatchedCall:
         self.call, self.fix, self.run = call, call.fix, call.run
         #: [B, 1, 1, 1]: the items that are finite, where broken ones of the batch are left out
         self.kept_items: Tensor | None = None
+        #: whether the run's rung could not be proven for want of memory or of a class that runs in fp32
+        self.unproven = False
 
     def check_model(self) -> None:
         """MossError for what other nodes have done to the MODEL that a kept fold or the managed forward would lose."""
@@ -72,11 +85,12 @@ class WatchedCall:
         """The call's result: in range as far as a rung can bring it there, and self-checked."""
         if self.run.skips_broken_items:
             self.leave_out_broken_items()
+        self.settle_rung()
         out = self.compute()
         if self.run.rung.managed and not self.run.reached:
             raise MossError(BYPASSED)
         out = self.in_range(out)
-        if self.fix.options.self_check and self.writers_are_known(out) is False:
+        if not self.halves_agree(out):
             out = self.in_range(self.compute())
         return out if self.kept_items is None else nan_for_broken(out, self.kept_items)
 
@@ -152,10 +166,10 @@ class WatchedCall:
         """Climb until the call is in range; the run stays on that rung."""
         run, first = self.run, evidence.reason()
         while True:
-            manageable = self.call.manageable
+            manageable = self.call.manageable and "managed" not in run.disproved
             if manageable:
                 evidence = self.closer_look()
-            rung = next_rung(run.rung, evidence, manageable=manageable)
+            rung = self.next_proven_rung(evidence, manageable)
             if rung is None:
                 self.give_up("model_broken", message("model_broken"))
                 return out
@@ -173,66 +187,135 @@ class WatchedCall:
     def closer_look(self) -> Evidence:
         """The failed call once more with an eye on the blocks' own writers."""
         run, blocks = self.run, self.run.counters.read_call()
-        if run.rung.full:
+        if run.rung.dtype is not None:
             return evidence_of(blocks, None)
         watch = WriterWatch()
-        with _eagerly():
+        with eagerly():
             self.call.recompute_stripping_wrappers(writers_watched(run.rung), watch)
         run.counters.drop()
         return evidence_of(blocks, watch)
 
     # ---- the self-check ---------------------------------------------------------------------------------------------
 
-    def writers_are_known(self, out: Tensor) -> bool | None:
-        """Once per combination: the same call at c/2 must agree, or the run goes on without the fold (False).
+    @cached_property
+    def prover(self) -> Prover:
+        return Prover(self.call)
 
-        None where there was nothing to compare.
-        """
-        run, plan = self.run, self.run.rung.plan
-        if run.rung.full or (plan.factors.c == (1.0,) and plan.baked.c == (1.0,)):
+    def settle_rung(self) -> None:
+        """Before the first result of a combination is kept: its rung is proven, or another one takes its place."""
+        rung = self.run.rung
+        verdict = self.verdict_on(rung)
+        if verdict is not None and verdict.result == "failed":
+            self.refuse(rung, verdict)
+
+    def verdict_on(self, rung: Rung) -> SelfCheck | None:
+        """What is known of a rung for this call, after a proof if need be; None where there is nothing to know."""
+        run, fix, kind = self.run, self.fix, kind_of(rung, self.fix.path)
+        if not fix.options.self_check or kind is None or (kind == "managed" and run.accepted):
             return None
-        key = self.combination()
-        if self_check.seen(key) or run.checks >= self_check.MOST:
-            run.checked(SelfCheck("remembered"))
+        if fix.path == "builtin" and not self_check.foreign_parts(self.call, OURS):
+            verdict = SelfCheck("nothing to prove")
+        elif (passed := self_check.remembered(key := self.combination(rung, wrappers=False))) is not None:
+            verdict = replace(passed, result="remembered")
+        elif run.checks >= self_check.MOST:
+            verdict = SelfCheck("remembered")
+        elif not bool(finite_items(self.call.x).all()):
             return None
-        if self.is_bad(out):
-            return None  # out of range: the two sides would differ for that reason alone
-        difference = self.difference_to(halved(run.rung), out)
-        run.checks += 1
-        if difference is None:
-            return None
-        if difference <= self_check.BOUND:
-            self_check.remember(key)
-            run.checked(SelfCheck("passed", difference))
+        else:
+            run.checks += 1
+            verdict = self.prover.prove(rung)
+            if verdict.result == "passed":
+                self_check.remember(key, verdict)
+        self.unproven = verdict.result == "not proven"
+        if verdict.result != "failed":
+            run.checked(verdict)
+        return verdict
+
+    def next_proven_rung(self, evidence: Evidence, manageable: bool) -> Rung | None:
+        """The next rung of the ladder that is not disproved."""
+        run, path = self.run, self.fix.path
+        while True:
+            rung = next_rung(run.rung, evidence, manageable=manageable, path=path, disproved=run.disproved)
+            verdict = None if rung is None else self.verdict_on(rung)
+            if rung is None or verdict is None or verdict.result != "failed":
+                return rung
+            self.disprove(rung, verdict, self.finding("rung_left_out", rung, verdict))
+
+    def refuse(self, rung: Rung, verdict: SelfCheck) -> None:
+        """The run's rung is not what the class computes: go on without the fix, or not at all where the user asked for
+        just this."""
+        run, fix = self.run, self.fix
+        if kind_of(rung, fix.path) == "managed" and fix.options.managed_by_hand and rung == fix.first_rung:
+            if not fix.options.accept_unproven:
+                raise MossError(self.finding("self_check_refused", rung, verdict).text)
+            run.accepted = True
+            run.checked(replace(verdict, result="accepted"))
+            self.say("self_check", self.finding("self_check_accepted", rung, verdict))
+            return
+        run.disproved.add(kind_of(rung, fix.path) or "fold")
+        for other in rungs_without_fold(rung, fix.path, run.compute_dtype, has_bf16=self.call.has_bf16):
+            found = self.verdict_on(other)
+            if found is None or found.result != "failed":
+                run.rung = other
+                break
+        bare = run.rung.plan.mode == "none"
+        instead = dtype_name(run.rung.dtype or run.compute_dtype) if bare else run.rung.label
+        self.disprove(rung, verdict, self.finding("self_check_failed", rung, verdict, instead=instead))
+
+    def disprove(self, rung: Rung, verdict: SelfCheck, said: Message) -> None:
+        """A kind of rung does not exist for this run."""
+        self.run.disproved.add(kind_of(rung, self.fix.path) or "fold")
+        self.run.checked(replace(verdict, detail=", ".join(one.text for one in self.suspects())))
+        self.say("self_check", said)
+
+    def finding(self, key: str, rung: Rung, verdict: SelfCheck, **values: str) -> Message:
+        """How far off a rung is, and of what."""
+        managed, difference = rung.managed and self.fix.path != "builtin", verdict.difference or 0.0
+        return message(
+            key,
+            name=type(self.call.tree).__name__,
+            suspects=self.suspects(),
+            rung=f"{rung.label} (managed)" if managed else rung.label,
+            off=f"{difference:.1%}" if difference >= 1e-3 else f"{difference:.1e}",
+            **values,
+        )
+
+    def suspects(self) -> tuple[Message, ...]:
+        return self_check.suspects(self.call)[:4] or (message("suspect_class"),)
+
+    def halves_agree(self, out: Tensor) -> bool:
+        """Where there is no proof, or other packs' wrappers had no part in it: the same call at c/2 must agree, or the
+        run goes on without the fold."""
+        run, rung, options = self.run, self.run.rung, self.fix.options
+        folds = rung.dtype is None and (rung.plan.factors.c != (1.0,) or rung.plan.baked.c != (1.0,))
+        if not options.self_check or not folds or kind_of(rung, self.fix.path) is None:
             return True
-        self.leave_off_fold(difference)
-        return False
+        if not self.unproven and not self.call.has_wrappers:
+            return True
+        key = self.combination(rung, wrappers=True)
+        if self_check.remembered(key) or run.checks >= self_check.MOST or self.is_bad(out):
+            return True  # out of range, the two sides would differ for that reason alone
+        run.checks += 1
+        # that call is not part of the run and is not counted in it
+        other = self.call.recompute_stripping_wrappers(halved(rung), self.fix.new_counters())
+        if other is None:
+            return True
+        x = self.call.x.float()
+        difference = self_check.relative_difference(x - out.float(), x - other.float())
+        agree = difference <= self_check.HALVED_BOUND
+        good: CheckResult = "not proven" if self.unproven else "passed"
+        verdict = SelfCheck(good if agree else "failed", difference, self_check.HALVED_BOUND, "the call at c and c/2")
+        if agree:
+            self_check.remember(key, verdict)
+            run.checked(verdict)
+            if self.unproven:
+                run.messages.append(message("not_proven"))
+        else:
+            self.refuse(rung, verdict)
+        return agree
 
-    def combination(self) -> tuple[Any, ...]:
+    def combination(self, rung: Rung, *, wrappers: bool) -> tuple[Any, ...]:
         """What a check holds for."""
         run, call = self.run, self.call
         run.model_key = run.model_key or self_check.of_model(call.tree, call.patcher)
-        return (*run.model_key, *self_check.of_call(call.options, call.conds, run.rung.managed))
-
-    def difference_to(self, rung: Rung, out: Tensor) -> float | None:
-        """How far the same call on another rung is from `out`; None where the model could not be asked again.
-
-        That call is not part of the run and is not counted in it.
-        """
-        other = self.call.recompute_stripping_wrappers(rung, self.fix.new_counters())
-        return None if other is None else self_check.disagreement(out, other, self.call.x)
-
-    def leave_off_fold(self, difference: float) -> None:
-        """Something else writes to the stream: the run goes on without the fold."""
-        run = self.run
-        who = self_check.suspects(self.call.conds, self.call.options, self.call.control)
-        run.rung = without_fold(run.rung, manageable=self.call.manageable)
-        said = message("self_check_failed", difference=f"{difference:.1e}", suspects=who, rung=run.rung.label)
-        run.checked(SelfCheck("failed", difference, ", ".join(one.text for one in who)))
-        self.say("self_check", said)
-
-
-def _eagerly() -> contextlib.AbstractContextManager[None]:
-    """Without torch.compile: compiling takes minutes, and what is looked at here runs but once. torch 2.6 and newer."""
-    stance = getattr(torch.compiler, "set_stance", None)
-    return contextlib.nullcontext() if stance is None else stance("force_eager")
+        return (*run.model_key, *self_check.of_call(call, rung, wrappers=wrappers), wrappers)

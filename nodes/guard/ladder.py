@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ...fold.model.observer import Kind, Observer
@@ -12,7 +13,7 @@ from ...fold.report.counters import BlockStats
 from ...fold.report.messages import Message, message, named
 from ...fold.scaling.factors import Factors
 from ...fold.scaling.plan import FP16_MAX, Mode, StreamPlan
-from ..state import Rung
+from ..state import Path, Rung, RungKind
 
 C_STEP, C_FLOOR = 2.0**-4, 2.0**-16
 S_STEP, S_FLOOR = 2.0**-6, 2.0**-12
@@ -78,24 +79,72 @@ def evidence_of(blocks: Sequence[BlockStats], watch: WriterWatch | None) -> Evid
     return Evidence(stream, watch.first is Kind.O, watch.first is Kind.FFN_DOWN)
 
 
-def next_rung(rung: Rung, evidence: Evidence, *, manageable: bool) -> Rung | None:
+def next_rung(rung: Rung, evidence: Evidence, *, manageable: bool, path: Path, disproved: set[RungKind]) -> Rung | None:
     """The next rung, or None above the last.
 
     A writer's own output out of range needs s for its side (a smaller c does not reach it); a stream out of range needs
     a smaller c; then the stream goes to fp32, keeping s; then everything does. Only the managed forward has s.
+    manageable: whether it can run this call. disproved: kinds of rungs that do not exist here.
     """
+    for candidate in _rungs_above(rung, evidence, manageable):
+        if exists(candidate, path, disproved):
+            return candidate
+    last = own_forward(rung.plan, path, torch.float32)
+    return None if rung.dtype == torch.float32 else last
+
+
+def _rungs_above(rung: Rung, evidence: Evidence, manageable: bool) -> Iterator[Rung]:
     plan, f = rung.plan, rung.plan.factors
-    if rung.full:
-        return None
+    if rung.dtype is not None:
+        return
     if manageable and evidence.writers and (shrunk := _shrink_s(f, evidence)) is not None:
-        return Rung(replace(plan, mode=_folded(plan), factors=shrunk), managed=True)
+        yield Rung(replace(plan, mode=_folded(plan), factors=shrunk), managed=True)
     if evidence.stream and not plan.fp32_stream and min(f.c) * plan.baked.c[0] > C_FLOOR:
         c = tuple(value * C_STEP for value in f.c)
-        return Rung(replace(plan, mode=_folded(plan), factors=replace(f, c=c)), managed=rung.managed)
+        yield Rung(replace(plan, mode=_folded(plan), factors=replace(f, c=c)), managed=rung.managed)
     if manageable and not plan.fp32_stream:
-        wide = replace(f, c=(1.0,))
-        return Rung(replace(plan, mode="fp32_residual", factors=wide), managed=True)
-    return Rung(replace(plan, factors=Factors() if not rung.managed else f), managed=rung.managed, full=True)
+        yield _wide_stream(plan, c=1.0)
+    yield Rung(replace(plan, factors=f if rung.managed else Factors()), managed=rung.managed, dtype=torch.float32)
+
+
+def _wide_stream(plan: StreamPlan, c: float) -> Rung:
+    return Rung(replace(plan, mode="fp32_residual", factors=replace(plan.factors, c=(c,))), managed=True)
+
+
+def kind_of(rung: Rung, path: Path) -> RungKind | None:
+    """What a rung takes for granted, so that it has to be proven; None for the class's own forward without a fix."""
+    if rung.managed and path != "builtin":
+        return "managed"
+    plan = rung.plan
+    if rung.managed and (plan.fp32_stream or plan.block_local):
+        return "fold" if plan.baked.c[0] != 1.0 or plan.factors.c != (1.0,) else "managed"
+    return "fold" if plan.factors.c != (1.0 / plan.baked.c[0],) else None
+
+
+def exists(rung: Rung, path: Path, disproved: set[RungKind]) -> bool:
+    """Whether a rung may be used where the proof of some kinds has failed.
+
+    Where a fold failed, something unknown writes to the stream, which our own forward need not have.
+    """
+    kind = kind_of(rung, path)
+    if kind is None or not disproved:
+        return True
+    return kind not in disproved and (path == "builtin" or "fold" not in disproved)
+
+
+def own_forward(plan: StreamPlan, path: Path, dtype: torch.dtype | None) -> Rung:
+    """The class's own forward with nothing of ours at work, but that a fold in the weights is taken out at run time.
+
+    Taken out where the writers hand over, with the norms' stock eps: the function that the fold was made from, and
+    unknown writers at their own scale. What a recorded s moves stays inside a block.
+    """
+    factors = Factors(c=(1.0 / plan.baked.c[0],))
+    return Rung(StreamPlan("none", factors, plan.baked), managed=path == "builtin", dtype=dtype)
+
+
+def in_fp32(rung: Rung) -> Rung:
+    """A rung as it is proven: exactly its function, in fp32, without the limits of a clamp or of stock eps."""
+    return replace(rung, plan=replace(rung.plan, clamp=None, eps="exact"), dtype=torch.float32)
 
 
 def writers_watched(rung: Rung) -> Rung:
@@ -104,20 +153,19 @@ def writers_watched(rung: Rung) -> Rung:
 
 
 def halved(rung: Rung) -> Rung:
-    """The same function at half the stream's scale: the other side of the self-check."""
+    """The same function at half the stream's scale: the other side of the check by c and c/2."""
     return replace(rung, plan=rung.plan.halved())
 
 
-def without_fold(rung: Rung, *, manageable: bool) -> Rung:
-    """Where something unknown writes to the stream: no fold, and one in the weights taken out at run time.
+def rungs_without_fold(rung: Rung, path: Path, computes_in: torch.dtype | None, *, has_bf16: bool) -> Iterator[Rung]:
+    """Where a proof has failed: the class's own forward, no wider than it has to be to stay in range.
 
-    What s moves stays inside a block, where an unknown writer of the stream does not matter.
+    Of the built-in class that may be the one with an fp32 stream, if that is proven for the call.
     """
-    plan = rung.plan
-    plain = replace(plan, factors=replace(plan.factors, c=(1.0 / plan.baked.c[0],)))
-    if manageable:
-        return Rung(replace(plain, mode="fp32_residual"), managed=True)
-    return Rung(replace(plain, mode="none"), managed=rung.managed, full=True)
+    if path == "builtin" and not rung.plan.fp32_stream:
+        yield _wide_stream(rung.plan, c=1.0 / rung.plan.baked.c[0])
+    wide = torch.bfloat16 if has_bf16 else torch.float32
+    yield own_forward(rung.plan, path, wide if computes_in == torch.float16 else None)
 
 
 def _folded(plan: StreamPlan) -> Mode:

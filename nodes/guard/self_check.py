@@ -1,6 +1,7 @@
-"""The self-check: with powers of two the fold is invariant, so the same call at c and at c/2 must agree.
+"""What a proof holds for, and how two results are compared.
 
-If they do not, something this pack does not know of writes to the stream, and the fold would be quietly wrong.
+Where a proof is not to be had, there is the check by c and c/2: with powers of two the fold is invariant, so the same
+call at both must agree. It does not see a writer so large at both that it drowns the rest.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...fold.report.messages import Message, message
+from ...fold.report.report import SelfCheck
 from ..model.comfy_types import ModelPatcher
 from ..model.foreign import cell_contents
+from ..model.moss import ROOT
+from ..state import KEY, Rung
+from .call import ModelCall
 
-#: Relative L2 of the two calls' velocities. Measured: 0 to 1e-3 from fp16 subnormals, 1e-2 and more from a writer
-#: that is not scaled.
-BOUND = 4e-3
+#: Of the check by c and c/2. Measured: 0 to 1e-3 from fp16 subnormals, 1e-2 and more from a writer that is not scaled.
+HALVED_BOUND = 4e-3
 
 #: Checks in one run. A patch that counts its own calls looks like another one each time, and shall not double a run.
 MOST = 8
 
-_passed: set[tuple[Any, ...]] = set()
+_passed: dict[tuple[Any, ...], SelfCheck] = {}
 
 
 def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> tuple[Any, ...]:
-    """What of a MODEL decides whether every writer is accounted for: class, adapters, what is put on the modules.
+    """What of a MODEL a proof holds for: class, adapters, what is put on the modules.
 
     It stays as it is for a run, and takes longer to put together than the rest.
     """
@@ -37,24 +41,27 @@ def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> tuple[Any, ...]:
     )
 
 
-def of_call(options: dict[str, Any], conds: dict[str, Any], managed: bool) -> tuple[Any, ...]:
-    """What of a call decides it: conditioning keys, block patches, wrappers, path."""
+def of_call(call: ModelCall, rung: Rung, *, wrappers: bool) -> tuple[Any, ...]:
+    """What of a call a check holds for: conditioning keys, block patches, the rung; on our own forward the latent's
+    size, on which a class may let positions depend. wrappers: other packs' wrappers, where they take part in it."""
+    options = call.options
     patches = {f"{name}:{_name(p)}" for name, found in options.get("patches", {}).items() for p in found}
     replaced = {
         f"{group}:{key[0] if isinstance(key, tuple) else key}:{_name(patch)}"
         for group, found in options.get("patches_replace", {}).items()
         for key, patch in found.items()
     }
-    wrappers = {
+    around = {
         f"{kind}:{key}:{_name(w)}"
-        for kind, keyed in options.get("wrappers", {}).items()
+        for kind, keyed in (options.get("wrappers", {}) if wrappers else {}).items()
         for key, found in keyed.items()
         for w in found
     }
     return (
-        frozenset(key for key, value in conds.items() if value is not None),
-        frozenset(patches | replaced | wrappers),
-        managed,
+        frozenset(key for key, value in call.conds.items() if value is not None),
+        frozenset(patches | replaced | around),
+        (rung.managed, rung.plan.factors, rung.plan.baked),
+        tuple(call.x.shape[-2:]) if rung.managed else (),
     )
 
 
@@ -71,12 +78,13 @@ def _name(thing: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}{plain or ''}"
 
 
-def seen(key: tuple[Any, ...]) -> bool:
-    return key in _passed
+def remembered(key: tuple[Any, ...]) -> SelfCheck | None:
+    """The proof of a combination that passed earlier in this process."""
+    return _passed.get(key)
 
 
-def remember(key: tuple[Any, ...]) -> None:
-    _passed.add(key)
+def remember(key: tuple[Any, ...], verdict: SelfCheck) -> None:
+    _passed[key] = verdict
 
 
 def forget_all() -> None:
@@ -84,14 +92,29 @@ def forget_all() -> None:
     _passed.clear()
 
 
-def suspects(conds: dict[str, Any], options: dict[str, Any], control: Any) -> tuple[Message, ...]:
-    """What in the call could be the unknown writer, for the report."""
+def foreign_parts(call: ModelCall, ours: tuple[type, ...]) -> bool:
+    """Whether other packs have put anything on a MODEL or a call, which could change even a class of our own.
+
+    ours: the types of this pack's object patches. Adapters in the weights are none: they are read as any weight is.
+    """
+    patches = getattr(call.patcher, "object_patches", {}).items()
+    placed = any(
+        key == ROOT or (key.startswith(f"{ROOT}.") and not isinstance(patch, (*ours, bool, float)))
+        for key, patch in patches
+    )
+    injected = any(put for key, put in getattr(call.patcher, "injections", {}).items() if key != KEY)
+    return placed or injected or call.has_wrappers or bool(suspects(call))
+
+
+def suspects(call: ModelCall) -> tuple[Message, ...]:
+    """What in a call could be an unknown writer, for the report."""
+    options = call.options
     found = [
         message("suspect_conditioning", name=key)
-        for key, value in conds.items()
+        for key, value in call.conds.items()
         if value is not None and key not in _PLAIN
     ]
-    found += [message("suspect_control")] if control is not None else []
+    found += [message("suspect_control")] if call.control is not None else []
     found += [
         message("suspect_patch", name=f"{name} ({_name(p)})")
         for name, ps in options.get("patches", {}).items()
@@ -102,17 +125,22 @@ def suspects(conds: dict[str, Any], options: dict[str, Any], control: Any) -> tu
         for ps in options.get("patches_replace", {}).values()
         for key, p in ps.items()
     ]
-    return tuple(found[:4]) or (message("suspect_module"),)
+    return tuple(found)
 
 
-_PLAIN = frozenset({"c_crossattn", "attention_mask", "transformer_options"})
+_PLAIN = frozenset({"c_crossattn", "attention_mask"})
 
 
-def disagreement(a: Tensor, b: Tensor, x: Tensor) -> float:
-    """Relative L2 between two denoised results [B, C, h, w] of input x, measured on x - result (sigma x velocity).
-
-    Per sample, the worst of the batch; inf where it is not finite.
-    """
-    v, w = (x.float() - a.float()).flatten(1), (x.float() - b.float()).flatten(1)
+def relative_difference(v: Tensor, w: Tensor) -> float:
+    """Relative L2 of w to v, both [B, C, h, w]: per sample, the worst of the batch; inf where it is not finite."""
+    v, w = v.flatten(1), w.flatten(1)
     worst = float(((v - w).norm(dim=1) / v.norm(dim=1).clamp_min(1e-20)).max())
     return worst if worst == worst else float("inf")
+
+
+def middle_difference(v: Tensor, w: Tensor) -> float:
+    """The same per latent pixel, its median: what is tipped from one side to the other in single pixels is no part of
+    it."""
+    scale = v.flatten(1).norm(dim=1) / v[0, 0].numel() ** 0.5
+    found = ((v - w).norm(dim=1).flatten(1) / scale.clamp_min(1e-20)[:, None]).median(dim=1).values
+    return float(found.max())

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from ...fold.dtypes import dtype_name
 from ...fold.report.counters import BlockStats
 from ...fold.report.messages import TEXTS, Message, message
 from ...fold.report.report import Outcome, Remedy, Report, Setting, State
@@ -61,8 +62,8 @@ def _saved_steps(fix: FixState, rung: Rung) -> Remedy:
 def settings_of(fix: FixState, rung: Rung) -> list[Setting]:
     """The inputs that differ between what was asked for and `rung`."""
     before, after = fix.first_rung.plan.factors, rung.plan.factors
-    if rung.full:
-        return [Setting("compute_dtype", "fp32")]
+    if rung.dtype is not None:
+        return [Setting("compute_dtype", dtype_name(rung.dtype))]
     if not after.uniform:
         return [Setting("fix", "fp32_residual")]
     if fix.options.fix == "none" and after.c == (1 / 16,) and after.s_attn == after.s_ffn == (1.0,):

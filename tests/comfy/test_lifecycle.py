@@ -12,7 +12,7 @@ import comfy.samplers
 import folder_paths
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
+from comfy_runs import conditioning, fixed, load, marks, rel, report, sample, stock, unload
 from moss_fp16_pack.fold.scaling.record import FoldRecord, StoredFold
 from moss_fp16_pack.nodes.guard import self_check
 from moss_fp16_pack.nodes.inputs import read_options
@@ -26,24 +26,6 @@ SLG = {"double_layers": "", "single_layers": "1", "start_percent": 0.0, "end_per
 
 
 pytestmark = pytest.mark.usefixtures("foreign")
-
-
-def marks(model: Any) -> dict[str, Any]:
-    """Every attribute that lives on the modules of a MODEL and is not its class's own, and the weights."""
-    found: dict[str, Any] = {}
-    for path, module in model.model.named_modules():
-        for key, value in module.__dict__.items():
-            inherited = getattr(type(module), key, None)
-            if key.startswith("_") or value is inherited or getattr(value, "__func__", value) is inherited:
-                continue  # ComfyUI itself leaves a method or a flag behind where an object patch was
-            if isinstance(value, bool | int | float | str | torch.dtype | torch.device | type(None)):
-                found[f"{path}.{key}"] = value
-            else:
-                found[f"{path}.{key}"] = type(value)
-    # of ComfyUI's own bookkeeping these tell how and by whom the model was loaded last
-    for key in ("current_weight_patches_uuid", "current_patcher", "model_loaded_weight_memory"):
-        found.pop(f".{key}", None)
-    return found
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:

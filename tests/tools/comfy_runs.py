@@ -113,5 +113,23 @@ def rel(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+def marks(model: Any) -> dict[str, Any]:
+    """Every attribute that lives on the modules of a MODEL and is not its class's own, and the weights."""
+    found: dict[str, Any] = {}
+    for path, module in model.model.named_modules():
+        for key, value in module.__dict__.items():
+            inherited = getattr(type(module), key, None)
+            if key.startswith("_") or value is inherited or getattr(value, "__func__", value) is inherited:
+                continue  # ComfyUI itself leaves a method or a flag behind where an object patch was
+            if isinstance(value, bool | int | float | str | torch.dtype | torch.device | type(None)):
+                found[f"{path}.{key}"] = value
+            else:
+                found[f"{path}.{key}"] = type(value)
+    # of ComfyUI's own bookkeeping these tell how and by whom the model was loaded last
+    for key in ("current_weight_patches_uuid", "current_patcher", "model_loaded_weight_memory"):
+        found.pop(f".{key}", None)
+    return found
+
+
 def unload() -> None:
     comfy.model_management.unload_all_models()

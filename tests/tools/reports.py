@@ -84,11 +84,12 @@ def reports() -> dict[str, Report]:
             advise=lambda outcome: Remedy(message("remedy_input")),
         ),
         "self_check": report(
-            rows(112.0, 640.0), self_check=SelfCheck("failed", 0.5, "a control input"),
+            rows(112.0, 640.0),
+            self_check=SelfCheck("failed", 0.5, 1e-5, "a strip of the latent (64 x 2 of 64 x 64)", "a control input"),
             messages=[
                 message(
-                    "self_check_failed", difference="5.0e-01", suspects=[message("suspect_control")],
-                    rung="fp32_residual",
+                    "self_check_failed", name="MossImage", suspects=[message("suspect_control")],
+                    rung="online c=1/16", off="50.0%", instead="fp32",
                 )
             ],
         ),
@@ -110,10 +111,15 @@ def samples() -> list[Message]:
         "input_fault_between_some": {"call": 2},
         "input_fault_cond": {"name": "text"},
         "out_of_range": {"step": 1, "reason": reason},
-        "self_check_failed": {
-            "difference": "5.0e-01",
-            "suspects": (message("suspect_control"), message("suspect_patch", name="double_block (pack.Patch)")),
-            "rung": "fp32_residual",
+        **{
+            key: {
+                "name": "MossImage",
+                "suspects": (message("suspect_control"), message("suspect_patch", name="double_block (pack.Patch)")),
+                "rung": "online c=1/16",
+                "off": "50.0%",
+                **({"instead": "fp32"} if key == "self_check_failed" else {}),
+            }
+            for key in ("self_check_failed", "rung_left_out", "self_check_accepted", "self_check_refused")
         },
         "rescued": {"step": 1, "rung": "online c=1/256", "reason": reason},
         "param_dtypes_unused": {"parameters": named([f"layers.{i}.proj.o" for i in range(9)])},

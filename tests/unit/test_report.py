@@ -90,7 +90,7 @@ def test_counts_decide_the_level_where_the_peak_does_not() -> None:
         ({"counted": False}, "unknown"),
         ({"counted": False, "finite": False}, "broken"),
         ({"rows": rows(112.0, 131008.0, saturated=2), "dtype": torch.bfloat16}, "ok"),
-        ({"rows": rows(112.0, 131008.0, saturated=2), "full": True}, "ok"),
+        ({"rows": rows(112.0, 131008.0, saturated=2), "dtype": torch.float32}, "ok"),
         ({"shown": False}, "ok"),
         ({"rows": rows(112.0, 65504.0), "shown": False}, "saturated"),
     ],
@@ -148,7 +148,7 @@ def test_the_cause_of_a_broken_image() -> None:
 
 
 def test_a_run_that_ended_in_fp32_says_so() -> None:
-    found = report(rows(112.0, 131008.0), full=True)
+    found = report(rows(112.0, 131008.0), dtype=torch.float32)
     assert found.compute_dtype == found.stream_dtype == "fp32"
 
 

@@ -14,9 +14,10 @@ import comfy.supported_models
 import comfy.supported_models_base
 import torch
 
-from .model import ForeignMoss
+from .model import Built, ForeignMoss
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {}
+chosen: Built | None = None
 
 
 class ForeignMossModel(comfy.model_base.BaseModel):
@@ -54,7 +55,7 @@ class ForeignMossConfig(comfy.supported_models_base.BASE):
         return False
 
     def process_unet_state_dict(self, sd):
-        for i in range(self.unet_config["depth"]):
+        for i in range(0 if self.unet_config["built"].plain else self.unet_config["depth"]):
             parts = [sd.pop(f"layers.{i}.proj.{n}.weight", None) for n in "qkv"]
             if parts[0] is not None:
                 sd[f"layers.{i}.proj.qkv.weight"] = torch.cat(parts)
@@ -62,8 +63,10 @@ class ForeignMossConfig(comfy.supported_models_base.BASE):
         return sd
 
 
-def register() -> None:
-    """Teach ComfyUI's detection about the class."""
+def register(built: Built | None = None) -> None:
+    """Teach ComfyUI's detection about the class, built in this way (else as `Built.from_environment` says)."""
+    global chosen
+    chosen = built
     if ForeignMossConfig in comfy.supported_models.models:
         return
     comfy.supported_models.models.append(ForeignMossConfig)
@@ -92,6 +95,7 @@ def _read_config(sd, prefix):
 
     return {
         "image_model": "foreign_moss",
+        "built": chosen or Built.from_environment(),
         "dim": shape("layers.0.norm1")[0],
         "head_dim": shape("layers.0.q_norm")[0],
         "ffn": shape("layers.0.proj.ffn_down")[1],
