@@ -21,7 +21,7 @@ PACK = "moss_fp16_pack"
 NOTHING_COLLECTED = 5  # pytest's exit code
 OLDEST_PYTHON = "3.10"
 CODE = ("fold", "nodes", "bench", "tests/unit", "tests/comfy", "tests/tools", "tests/web/test_browser.py",
-        "tests/web/pace_pack", "example_workflows", "__init__.py", "dev.py")  # fmt: skip
+        "tests/web/test_firefox.py", "tests/web/pace_pack", "example_workflows", "__init__.py", "dev.py")  # fmt: skip
 #: In CI these parts have to run: without them a change can break every node, or the page, and stay green.
 ALL_OF_IT_IN_CI = ("tests/comfy", "tests/web")
 
