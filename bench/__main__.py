@@ -1,4 +1,7 @@
-"""`python -m bench [--full] [--out DIR]`: every target's ratio in one run, as JSON, Markdown and a growth plot."""
+"""`python -m bench [--full] [--out DIR]`: every target's ratio in one run, as JSON, Markdown and a growth plot.
+
+`python -m bench trace`: what a call does to cards that are not here, see `trace.report`.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,22 @@ import torch
 from . import files, gpu, headless, loading, machine, steps
 from .plot import growth_plot
 from .table import Row, markdown
+from .trace import report
 from .work import HERE, NO_COMFYUI, find_comfyui, miniature
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure everything that can be measured here."""
+    """Measure everything that can be measured here; `trace` counts what cannot."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["trace"]:
+        return report.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--full", action="store_true", help="more repeats and larger shapes: about 20 minutes")
     parser.add_argument(
         "--out", type=Path, default=HERE / "results", help="folder for bench.json, bench.md, growth.png"
     )
     parser.add_argument("--only", choices=("steps", "growth", "loading", "casts", "files"), help="one part alone")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     found: dict[str, Any] = {

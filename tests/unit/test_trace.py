@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.files import REAL
+from bench.trace import report
 from bench.trace.calls import DEVICES, MODES, Shape, row, trace_call
+from bench.trace.cards import Card, estimate
 from bench.trace.watch import Watch, count
 from fold.model.forward import skip_block
 from fold.model.memory import activation_bytes
@@ -45,7 +50,7 @@ def test_the_same_with_a_mask_a_skipped_block_and_one_run_by_a_patch(name: str, 
 
 @pytest.mark.parametrize("name", MODES)
 def test_activations_are_at_most_eight_streams(name: str) -> None:
-    for side, batch in ((1024, 1), (1024, 2), (2048, 1)):
+    for side, batch in ((1024, 2), (2048, 1)):
         assert row("cuda", Shape(side, batch), name).streams <= 8
 
 
@@ -121,3 +126,29 @@ def test_float64_other_devices_and_waits_are_seen() -> None:
     assert "_to_copy" in watch.trace.wide
     assert "_to_copy" in watch.trace.elsewhere
     assert watch.trace.waits == ["_to_copy", "item"]
+
+
+def test_tables_and_estimates_are_written_and_keep_before_and_notes(tmp_path: Path) -> None:
+    found = [row("cuda", SHAPE, name) for name in MODES]
+    (tmp_path / "trace.json").write_text(json.dumps({"before": [found[1].to_json() | {"kernels_block": 999}]}))
+    report.write(tmp_path, found)
+    document = tmp_path / "trace.md"
+    assert "999 kernels" in document.read_text("utf-8")
+    with document.open("a", encoding="utf-8") as text:
+        text.write(f"\n{report.NOTES}\n\n- By hand.\n")
+    report.write(tmp_path, found)
+    again = document.read_text("utf-8")
+    assert again.count("- By hand.") == 1 and again.count("999 kernels") == 1
+    kept = json.loads((tmp_path / "trace.json").read_text("utf-8"))
+    assert len(kept["rows"]) == len(MODES) and len(kept["before"]) == 1
+
+
+def test_an_estimate_is_bytes_and_operations_over_the_peak_rates() -> None:
+    one = replace(
+        row("cuda", SHAPE, "none"),
+        pointwise_block=10**9, products_block=10**6, product_flops_block=10**12,
+        attention_block=2 * 10**9, attention_flops_block=10**9,
+    )  # fmt: skip
+    found = estimate(Card("a card", 100.0, 500.0, "made up"), one, 42)
+    assert (found.products_ms, found.pointwise_ms) == pytest.approx((10.0 + 4.0, 2.0))
+    assert found.call_s == pytest.approx(42 * 0.016)
