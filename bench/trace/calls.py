@@ -183,13 +183,13 @@ class Row:
 @cache
 def row(device: str, shape: Shape, name: str, arch: MossArch = REAL) -> Row:
     """One mode at one size. Blocks are alike, so two depths give one block and, from it, the whole model."""
-    less, more = (trace_call(device, shape, MODES[name], depth, arch=arch) for depth in (2, 3))
+    less, more = (trace_call(device, shape, MODES[name], depth, arch=arch) for depth in (1, 2))
 
     def block(of: Any) -> int:
         return int(of(more) - of(less))
 
     def whole(of: Any) -> int:
-        return int(of(less) + (arch.depth - 2) * block(of))
+        return int(of(less) + (arch.depth - 1) * block(of))
 
     def kernels(trace: Trace) -> int:
         return len(trace.kernels)
