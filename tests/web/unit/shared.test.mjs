@@ -53,7 +53,8 @@ test("every message is said in Chinese, with all that fills it", () => {
     assert.notEqual(said, sample.text, sample.key)
     assert.match(said, /[\u4e00-\u9fff]/, sample.key)
     for (const value of plainValues(sample.values)) assert.ok(said.includes(value), `${sample.key} lost ${value}: ${said}`)
-    const longestFirst = plainValues(sample.values).sort((a, b) => b.length - a.length)
+    const words = plainValues(sample.values).filter((value) => !/^\d+$/.test(value)) // a 6 is in FP16 as well
+    const longestFirst = words.sort((a, b) => b.length - a.length)
     const rest = longestFirst.reduce((words, value) => words.replaceAll(value, ""), said)
     assert.ok(!/[a-z]{3,}/i.test(rest.replace(kept, "").replace(/--(mode|dtype|c)\b/g, "")), `${sample.key}: English left in ${said}`)
   }
