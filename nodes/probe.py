@@ -9,11 +9,13 @@ import comfy.model_management as mm
 import torch
 from comfy_api.latest import io
 
+from ..fold.errors import MossError
 from ..fold.measure.probe import ProbeResult, ProbeSettings, Prompt, probe
 from ..fold.parsing import parse_numbers, parse_sizes
 from ..fold.scaling.plan import plan_for
 from .apply import remove_fix
 from .engines.casting import casting
+from .engines.managed import wrong_text
 from .engines.patches import attention_of
 from .inputs import CATEGORY, MossFactors, refusal
 from .model.comfy_types import ModelPatcher
@@ -100,6 +102,9 @@ def measure(model: ModelPatcher, prompts: list[Prompt], settings: ProbeSettings)
     """Probe a MODEL, adapters included, on the device that ComfyUI runs it on."""
     tree = moss_tree(model, TITLE)
     arch, clone = arch_of(tree), remove_fix(model.clone())
+    for prompt in prompts:
+        if problem := wrong_text(arch, prompt.context, prompt.mask):
+            raise MossError(problem)
     # a fold still in the weights stays there, and its stream is what is measured
     plan = plan_for("none", half=False, stored=stored_fold_of(model))
     largest = max(settings.sizes, key=lambda size: size[0] * size[1])

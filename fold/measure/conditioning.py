@@ -22,8 +22,14 @@ FORMAT = "moss_fp16.conditioning/1"
 
 
 def save_conditioning(file: Path, context: Tensor, mask: Tensor | None) -> None:
-    """Write context [B, T, text_dim] and mask [B, T] or None, whole or not at all; MossError as `save_tensors`."""
+    """Write context [B, T, text_dim] and mask [B, T] or None, whole or not at all.
+
+    MossError as `save_tensors`, and for what `read_conditioning` would refuse.
+    """
     tensors = {"context": context} if mask is None else {"context": context, "attention_mask": mask}
+    pick(tensors, "context", file, ("B", "T", "width"))
+    if mask is not None:
+        pick_mask(tensors, "attention_mask", file, tuple(context.shape[:2]))
     save_tensors(file, tensors, {"format": FORMAT})
 
 

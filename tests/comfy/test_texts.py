@@ -11,6 +11,9 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, report, sample, stock
 from moss_fp16_pack.fold.errors import MossError
+from moss_fp16_pack.fold.measure.probe import ProbeSettings
+from moss_fp16_pack.nodes.conditioning import MossFP16SaveConditioning
+from moss_fp16_pack.nodes.probe import measure, prompts_of
 
 from nodes import ConditioningCombine, ConditioningConcat
 
@@ -74,3 +77,25 @@ def test_a_conditioning_of_another_model_is_named_before_the_run(kind: str, fore
     with pytest.raises(MossError, match=r"takes \[batch, tokens, 48\]"):
         sample(model, [[torch.zeros(1, 3, 64), {}]])
     assert report(model)["model_calls"] == 0
+
+
+UNUSABLE = {
+    "no tokens": ([[torch.zeros(1, 0, 48), {}]], "has no tokens", r"\[B, T, width\] is needed"),
+    "another width": ([[torch.zeros(1, 3, 64), {}]], r"takes \[batch, tokens, 48\]", None),
+    "short mask": ([[torch.zeros(1, 3, 48), {"attention_mask": torch.ones(1, 2)}]], "covers 2 of", "attention_mask"),
+    "NaN": ([[torch.full((1, 3, 48), float("nan")), {}]], None, "NaN"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_the_probe_and_the_save_node_say_it_too(case: str) -> None:
+    """Nothing is measured that would not run, and nothing is saved that would not load."""
+    prompt, probed, saved = UNUSABLE[case]
+    settings = ProbeSettings(sizes=((96, 96),), sigmas=(1.0,))
+    if probed is not None:
+        with pytest.raises(MossError, match=probed):
+            measure(load("cool"), prompts_of(prompt), settings)
+    if saved is not None:
+        with pytest.raises(MossError, match=saved):
+            MossFP16SaveConditioning.execute(prompt, "moss_conditioning/unusable")
+    assert MossFP16SaveConditioning.execute(padded(), "moss_conditioning/usable").ui["moss_fp16_files"]
