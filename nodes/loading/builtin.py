@@ -56,6 +56,12 @@ class MossModelConfig(comfy.supported_models_base.BASE):
     vae_key_prefix: ClassVar[list[str]] = ["vae."]
     text_encoder_key_prefix: ClassVar[list[str]] = ["text_encoders."]
 
+    def __init__(self, unet_config: dict[str, Any]):
+        arch: MossArch = unet_config["arch"]
+        # under the names that nodes read in ComfyUI's own configs
+        known = {"image_model": "moss_image", "in_channels": arch.latent_channels, "model_channels": arch.dim}
+        super().__init__(known | unet_config)
+
     def get_model(self, state_dict: Any, prefix: str = "", device: Any = None) -> comfy.model_base.BaseModel:
         return MossImage(self, device=device)
 
