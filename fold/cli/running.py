@@ -98,6 +98,7 @@ class Session:
 
     @property
     def arch(self) -> MossArch:
+        """The model's geometry."""
         return self.model.arch
 
     @torch.no_grad()

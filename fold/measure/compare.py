@@ -160,6 +160,7 @@ class Comparison:
 
     @property
     def guided(self) -> Difference | None:
+        """Of the guided output over all steps; None without guidance."""
         found = [step.guided for step in self.steps if step.guided is not None]
         return _total(found) if found else None
 

@@ -108,6 +108,7 @@ class Peaks:
 
     @property
     def text_stream(self) -> float:
+        """Of the text refiner's stream."""
         return max(self.text_entry, *(block.stream for block in self.text))
 
     def of(self, kind: str) -> float:

@@ -90,7 +90,8 @@ class Run:
             return None
         return (self.keep | ~self.keep.any(dim=1, keepdim=True))[:, None, None]
 
-    def tell(self, kind: Kind, layer: int, value: Tensor, scale: float = 1.0) -> None:
+    def observe(self, kind: Kind, layer: int, value: Tensor, scale: float = 1.0) -> None:
+        """Show `value`, `scale` times what it truly is, to an observer that wants values inside blocks."""
         if self.observer.wants_inner:
             self.observer.inner(kind, layer, value, scale)
 
@@ -215,22 +216,22 @@ def text_stream(modules: Modules, context: Tensor, run: Run) -> Tensor:
     rope = (run.rope[0][:, run.image_tokens :], run.rope[1][:, run.image_tokens :])
     x, keys = _enter(modules.text_proj(context), plan), run.text_keys()
     unscale = unscaling(plan.unscale(plan.entry), run.mod[0])
-    run.tell(Kind.TEXT_ENTRY, 0, x, plan.entry)
+    run.observe(Kind.TEXT_ENTRY, 0, x, plan.entry)
     for i in range(run.arch.text_blocks):
         block = modules.text_block(i)
         y = ops.plain_norm(block.norm1, x, unscale, dtype)
         q, k, v = _heads(split(block.qkv(y), dim=-1), run.arch.head_dim)
         q, k = _position(block, q, k, rope, run)
-        run.tell(Kind.TEXT_Q, i, q)
-        run.tell(Kind.TEXT_K, i, k)
+        run.observe(Kind.TEXT_Q, i, q)
+        run.observe(Kind.TEXT_K, i, k)
         y = block.proj(run.attention(q, k, v.transpose(1, 2), keys))
         x = torch.add(x, y, alpha=plan.entry)
-        run.tell(Kind.TEXT_O, i, y)
-        run.tell(Kind.TEXT_MID, i, x, plan.entry)
+        run.observe(Kind.TEXT_O, i, y)
+        run.observe(Kind.TEXT_MID, i, x, plan.entry)
         y = ops.plain_norm(block.norm2, x, unscale, dtype)
         y = block.ffn_down(run.kernels.situ(block.ffn_up(y), block.ffn_gate(y), 1.0))
         x = torch.add(x, y, alpha=plan.entry)
-        run.tell(Kind.TEXT_FFN_DOWN, i, y)
+        run.observe(Kind.TEXT_FFN_DOWN, i, y)
         run.observer.stream(i, x)
     return x
 
@@ -238,7 +239,7 @@ def text_stream(modules: Modules, context: Tensor, run: Run) -> Tensor:
 def joint_blocks(modules: Modules, x: Tensor, run: Run, replace: Mapping[int, BlockReplacement]) -> Tensor:
     """All joint blocks over the stream [B, N + T, D]."""
     keys, tensors = run.joint_keys(), None
-    run.tell(Kind.ENTRY, 0, x, run.plan.entry)
+    run.observe(Kind.ENTRY, 0, x, run.plan.entry)
     for i, scale in enumerate(run.plan.blocks(run.arch.depth)):
         if scale.rescale != 1.0:
             x = x * scale.rescale
@@ -264,9 +265,9 @@ def joint_block(
     """
     scale = tensors.scale
     y = block.o(_times(attend(block, x, layer, tensors, run, keys), scale.s_attn))
-    run.tell(Kind.O, layer, y, scale.s_attn)
+    run.observe(Kind.O, layer, y, scale.s_attn)
     x = _clamp(run.kernels.gated_add(x, y, tensors.gate_attn, keep=keep), layer, run)
-    run.tell(Kind.MID, layer, x, scale.gate_attn * scale.s_attn)
+    run.observe(Kind.MID, layer, x, scale.gate_attn * scale.s_attn)
     del y  # its memory, before the feed-forward needs some
     return _clamp(feed_forward(block, x, layer, tensors, run), layer, run)
 
@@ -278,8 +279,8 @@ def attend(block: Modules, x: Tensor, layer: int, tensors: BlockTensors, run: Ru
     q, k, v = project(block, y, run.arch.head_dim)
     del y
     q, k = _position(block, q, k, run.rope, run)
-    run.tell(Kind.Q, layer, q)
-    run.tell(Kind.K, layer, k)
+    run.observe(Kind.Q, layer, q)
+    run.observe(Kind.K, layer, k)
     return run.attention(q, k, v.transpose(1, 2), keys, layer)
 
 
@@ -296,10 +297,10 @@ def _ffn_part(
     shift, factor = modulation
     y = run.kernels.modulated_norm(block.norm2, x, tensors.unscale, factor, shift, run.dtype)
     y = block.ffn_up_gate(y)
-    run.tell(Kind.FFN_UP_GATE, layer, y)
+    run.observe(Kind.FFN_UP_GATE, layer, y)
     up, gate = y.chunk(2, dim=-1)
     y = block.ffn_down(run.kernels.situ(up, gate, tensors.scale.s_ffn))
-    run.tell(Kind.FFN_DOWN, layer, y, tensors.scale.s_ffn)
+    run.observe(Kind.FFN_DOWN, layer, y, tensors.scale.s_ffn)
     return run.kernels.gated_add(x, y, tensors.gate_ffn, keep=False)
 
 

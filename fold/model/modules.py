@@ -30,10 +30,12 @@ class Maker:
     dtype: torch.dtype | None
 
     def linear(self, inputs: int, outputs: int, bias: bool) -> nn.Module:
+        """A linear [outputs, inputs]."""
         layer: nn.Module = self.operations.Linear(inputs, outputs, bias=bias, device=self.device, dtype=self.dtype)
         return layer
 
     def norm(self, dim: int) -> nn.Module:
+        """An RMSNorm over `dim` channels with fp32 weights."""
         layer: nn.Module = self.operations.RMSNorm(dim, eps=self.eps, device=self.device, dtype=torch.float32)
         return layer
 

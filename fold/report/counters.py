@@ -38,6 +38,7 @@ class BlockStats:
 
 
 def site_names(text_blocks: int, depth: int) -> tuple[str, ...]:
+    """The names of all blocks in the order of their sites: text.0, ..., layer.0, ..."""
     return tuple(f"text.{i}" for i in range(text_blocks)) + tuple(f"layer.{i}" for i in range(depth))
 
 

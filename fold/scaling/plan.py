@@ -60,6 +60,7 @@ class StreamPlan:
 
     @property
     def fp32_stream(self) -> bool:
+        """Whether both streams are stored in fp32."""
         return self.mode == "fp32_residual"
 
     @property

@@ -42,7 +42,7 @@ class SamplingRun:
             args = (*args[:_CALLBACK], following, *args[_CALLBACK + 1 :])
         else:
             kwargs["callback"] = following
-        publish.tell(fix, run, run.counters.read())
+        publish.publish_running(fix, run, run.counters.read())
         state: State = "failed"
         try:
             problem = unusable_text(fix.arch, executor.class_obj, managed=fix.first_rung.managed)

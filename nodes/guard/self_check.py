@@ -84,6 +84,7 @@ def remembered(key: tuple[Any, ...]) -> SelfCheck | None:
 
 
 def remember(key: tuple[Any, ...], verdict: SelfCheck) -> None:
+    """Keep the proof of a combination that passed."""
     _passed[key] = verdict
 
 

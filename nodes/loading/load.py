@@ -58,7 +58,7 @@ def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "",
 
     dtype: auto, fp16, bf16 or fp32. unfold: take a recorded fold out of the weights. engine: auto, native, builtin.
     rules: lines of `glob = dtype` for single parameters, which the built-in class stores in that dtype.
-    Raises MossError for what is no sound MOSS-Image checkpoint.
+    Raises MossError for what is no whole MOSS-Image checkpoint.
     """
     with open_checkpoint(path) as checkpoint:
         stored, chosen = chosen_dtypes(dtype, checkpoint)

@@ -120,11 +120,11 @@ class LivePanel:
             self._publish(rows.tolist())
 
     def _publish(self, rows: list[Any]) -> None:
-        tell(self.fix, self.run, stats_of(self.run.counters.names, rows))
+        publish_running(self.fix, self.run, stats_of(self.run.counters.names, rows))
 
 
-def tell(fix: FixState, run: Run, rows: tuple[BlockStats, ...]) -> None:
-    """Tell the page how the run is going."""
+def publish_running(fix: FixState, run: Run, rows: tuple[BlockStats, ...]) -> None:
+    """Send the page the report of a run in progress."""
     publish(fix.node_id, run.prompt_id, run.workflow_id, report_of(fix, run, "running", rows))
 
 

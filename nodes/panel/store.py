@@ -35,6 +35,7 @@ class ReportStore:
             }
 
     def get(self, node_id: str, workflow_id: str | None = None) -> dict[str, Any] | None:
+        """A node's newest entry, of one workflow where it is named; None where there is none."""
         return self.all(workflow_id).get(node_id)
 
 
