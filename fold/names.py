@@ -80,6 +80,10 @@ class Block(_Table):
         """The path of a block, or of one of its modules."""
         return f"{self.blocks}.{index}" + (f".{part.path}" if part is not None else "")
 
+    def pattern(self, part: Part) -> str:
+        """What names one module's parameters in all blocks, as a line of parameter dtypes takes it."""
+        return f"{self.blocks}.*.{part.path}.*"
+
 
 @dataclass(frozen=True)
 class TextBlock(Block):

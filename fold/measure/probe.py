@@ -338,7 +338,7 @@ def choose_factors(peaks: Peaks, per_block: bool = False, target: float = TARGET
 
 def advice(result: ProbeResult) -> list[str]:
     """What the peaks mean, in sentences."""
-    peaks, factors = result.peaks, result.factors
+    peaks, factors, names = result.peaks, result.factors, result.arch.names
     top = max((*peaks.text, *peaks.joint), key=lambda block: block.stream)
     stream = max(peaks.stream, peaks.text_stream)
     where = f" (at {top.name})" if top.stream == stream else ""
@@ -350,9 +350,9 @@ def advice(result: ProbeResult) -> list[str]:
         used = ", ".join(f"{name} = {factor_text(value)}" for name, value in smallest.items() if value < 1.0)
         said.append(f"{used}{' at the least' if not factors.uniform else ''} brings it to {result.settings.target:g}.")
     for what, parameters, peak in (
-        ("ffn_up_gate", "layers.*.ffn_up_gate.*", peaks.of("ffn_up_gate")),
-        ("the text refiner's proj", "text_embedder.blocks.*.proj.*", max(block.o for block in peaks.text)),
-        ("the text refiner's ffn_down", "text_embedder.blocks.*.ffn_down.*", max(b.ffn_down for b in peaks.text)),
+        ("ffn_up_gate", names.joint.pattern(names.joint.ffn_up_gate), peaks.of("ffn_up_gate")),
+        ("the text refiner's proj", names.text.pattern(names.text.proj), max(block.o for block in peaks.text)),
+        ("the text refiner's ffn_down", names.text.pattern(names.text.ffn_down), max(b.ffn_down for b in peaks.text)),
     ):
         if peak > FP16_MAX:
             said.append(
