@@ -150,8 +150,8 @@ def accept_unproven_input() -> Any:
         default=False,
         advanced=True,
         optional=True,
-        tooltip="Go on with engine = managed or fp32_residual although it does not compute what this MOSS-Image class "
-        "does. Off: that is an error naming the difference.",
+        tooltip="Go on with engine = managed or fix = fp32_residual although it does not compute what this MOSS-Image "
+        "class does. Off: that is an error naming the difference.",
     )
 
 
