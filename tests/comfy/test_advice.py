@@ -144,5 +144,5 @@ def test_every_setting_that_is_named_is_one_of_the_nodes() -> None:
     found = [(where, match) for where, text in said.items() for match in SETTING.finditer(text)]
     assert len(found) > 20
     for where, match in found:
-        for value in filter(None, match.groups()[1:]):
-            assert value in offered[match[1]], f"{where}: {match[0]}"
+        assert match[2] in offered[match[1]], f"{where}: {match[0]}"
+        assert match[3] is None or any(match[3] in choices for choices in offered.values()), f"{where}: {match[0]}"
