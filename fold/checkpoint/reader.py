@@ -22,7 +22,7 @@ from ..qkv import join_state_dict, split_state_dict
 from ..scaling.record import RECORD_KEY, FoldRecord
 from .file_kinds import kind_of
 from .header import Header, TensorInfo, clip, read_header
-from .keys import Layout, read_layout
+from .keys import PREFIXES, Layout, read_layout
 
 if TYPE_CHECKING:
     import torch
@@ -192,6 +192,15 @@ def open_checkpoint(path: str | Path, names: ModuleNames = OFFICIAL) -> Checkpoi
     """
     path = Path(path)
     return Checkpoint(path, list(_folder_headers(path)) if path.is_dir() else [read_header(path)], names)
+
+
+def holds_model(file: Path) -> bool:
+    """Whether a file is safetensors with a module that only MOSS-Image has, under any prefix. Reads the header only."""
+    try:
+        keys = read_header(file).tensors
+    except MossError:
+        return False
+    return any(f"{prefix}{path}.weight" in keys for prefix in PREFIXES for path in OFFICIAL.markers())
 
 
 def check_finite(name: str, tensor: torch.Tensor, where: str) -> None:

@@ -82,10 +82,10 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import MossError
     from ..measure.compare import check_noise_level, compare_runs, comparison_table
     from ..measure.recording import is_run, load_run, save_run
-    from .running import check_outputs, show_result
+    from .running import check_results, show_result
 
     read = (args.checkpoint, args.reference, args.against, args.cond, args.uncond, args.io, args.factors)
-    check_outputs(args.save, args.out, inputs=read)
+    check_results(args.save, args.out, inputs=read)
     check_noise_level(args.noise_level)
     if args.against:
         _refuse_inputs(args)

@@ -35,17 +35,11 @@ def run(args: argparse.Namespace) -> int:
 
     from ..errors import MossError
     from ..measure.conditioning import pick, pick_mask, read_tensors
-    from .running import (
-        check_outputs,
-        open_run,
-        show_run,
-        skips,
-        write_tensors,
-    )
+    from .running import check_results, open_run, show_run, skips, write_tensors
 
     if not 0.0 <= args.sigma <= 1.0:
         raise MossError(f"--sigma must be 0 to 1, not {args.sigma}.")
-    check_outputs(args.out, args.report, inputs=(args.checkpoint, args.io, args.factors))
+    check_results(args.out, args.report, inputs=(args.checkpoint, args.io, args.factors))
     tensors = read_tensors(args.io)
     session = open_run(args)
     latent = pick(tensors, args.latent, args.io, ("B", session.arch.latent_channels, "h", "w"))

@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from ..measure.conditioning import read_conditioning
     from ..measure.probe import Prompt, probe
     from .progress import Progress
-    from .running import check_outputs, find_device, show_result
+    from .running import check_results, find_device, show_result
 
-    check_outputs(args.out, inputs=(args.checkpoint, *args.cond))
+    check_results(args.out, inputs=(args.checkpoint, *args.cond))
     settings, device = read_settings(args), find_device(args.device)
     with open_checkpoint(args.checkpoint) as checkpoint:
         arch = checkpoint.arch

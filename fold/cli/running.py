@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..arch import MossArch
 from ..checkpoint.load import load_model
-from ..checkpoint.reader import open_checkpoint
+from ..checkpoint.reader import holds_model, open_checkpoint
 from ..dtypes import (
     DTYPES,
     INPUT_CHOICES,
@@ -223,6 +223,14 @@ def check_outputs(*targets: str | None, inputs: Iterable[str | None] = (), overw
         if target.resolve() in taken:
             raise MossError(f"{target} is named for two results: give each its own.")
         taken.add(target.resolve())
+
+
+def check_results(*targets: str | None, inputs: Iterable[str | None] = ()) -> None:
+    """`check_outputs` for results, which are written over earlier ones: MossError where a model would be lost."""
+    check_outputs(*targets, inputs=inputs)
+    for target in filter(None, targets):
+        if Path(target).is_file() and holds_model(Path(target)):
+            raise MossError(f"{target} is a MOSS-Image model, which a result must not replace: choose another name.")
 
 
 def _holds(source: Path, target: Path) -> bool:

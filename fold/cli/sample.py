@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     from ..measure.conditioning import read_conditioning
     from ..measure.sampling import SampleSettings, euler, initial_noise
     from .progress import Progress
-    from .running import MAX_BATCH, check_outputs, check_size, open_run, show_run, skips, write_tensors
+    from .running import MAX_BATCH, check_results, check_size, open_run, show_run, skips, write_tensors
 
-    check_outputs(args.out, args.report, inputs=(args.checkpoint, args.cond, args.uncond, args.factors))
+    check_results(args.out, args.report, inputs=(args.checkpoint, args.cond, args.uncond, args.factors))
     settings = SampleSettings(args.steps, args.cfg, args.shift, args.seed)
     check_size(args.width, args.height)
     if not 1 <= args.batch <= MAX_BATCH:

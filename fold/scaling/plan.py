@@ -7,6 +7,7 @@ scaled by c too and the norm's eps by c^2. The plan holds the numbers; `fold/mod
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from ..errors import MossError
@@ -121,6 +122,14 @@ def plan_for(
     auto: a recorded fold that was taken out is applied online with the same factors; one still in the weights is left
     at work ("weights"); fp16 without a record gets c = 1/16; bf16 and fp32 need nothing.
     """
+    plan = _chosen(fix, half, stored, factors, eps, clamp)
+    return _for_fp16(plan) if half else plan
+
+
+def _chosen(
+    fix: str, half: bool, stored: StoredFold, factors: GivenFactors | None, eps: Eps | None, clamp: float | None
+) -> StreamPlan:
+    """`plan_for`, whatever numbers fp16 can hold."""
     kept_eps: Eps = eps or stored.eps
     own = IDENTITY if stored.kept or fix == "fp32_residual" else stored.record.factors if stored.record else DEFAULT
     given = factors.with_c(own.c) if factors is not None else None
@@ -138,3 +147,22 @@ def plan_for(
             return StreamPlan("online" if half else "none", DEFAULT if half else IDENTITY, IDENTITY, kept_eps, clamp)
         case _:
             raise MossError(f"The fix is one of auto, none, online or fp32_residual, not {fix!r}.")
+
+
+def _for_fp16(plan: StreamPlan) -> StreamPlan:
+    """The same function in fp16. Raises MossError for a multiplier of an fp16 tensor that fp16 cannot hold.
+
+    A clamp above fp16's maximum is one at its maximum. A stream in fp32 takes any c, but s multiplies fp16 in any mode.
+    """
+    f = plan.factors
+    for field, values in (("s_attn", f.s_attn), ("s_ffn", f.s_ffn), ("c", () if plan.fp32_stream else f.c)):
+        if values and max(values) > FP16_MAX:
+            raise MossError(f"{field} is {max(values):g}, but in fp16 it must not be above 65504: give a smaller one.")
+    if plan.fp32_stream:
+        return plan
+    steps = [after / before for before, after in pairwise(f.c)]
+    if max(steps, default=1.0) > FP16_MAX:
+        raise MossError(
+            f"c grows {max(steps):g}-fold from one block to the next, but in fp16 it must not by more than 65504."
+        )
+    return plan if plan.clamp is None else replace(plan, clamp=min(plan.clamp, FP16_MAX))

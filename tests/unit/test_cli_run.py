@@ -319,6 +319,36 @@ def test_a_result_never_replaces_what_is_read(out: Path, cond: Path, tmp_path: P
     assert "is named for two results" in fails("forward", forward | {"--report": str(out)})
 
 
+def test_a_result_never_replaces_a_model(out: Path, cond: Path, tmp_path: Path, fails: Fails) -> None:
+    other = tmp_path / "other.safetensors"
+    whole = (DATA / "hot_prefixed.safetensors").read_bytes()
+    other.write_bytes(whole)
+    target = {"--out": str(other)}
+    walk: dict[str, str | None] = {"checkpoint": HOT, "--cond": str(cond), "--size": "32x32"}
+    for command, args in (
+        ("forward", forward_args(out) | target),
+        ("forward", forward_args(out) | {"--report": str(other)}),
+        ("sample", sample_args(out, cond) | target),
+        ("compare", walk | target),
+        ("compare", walk | {"--save": str(other)}),
+        ("probe", {"checkpoint": HOT, "--cond": str(cond)} | target),
+    ):
+        assert "is a MOSS-Image model, which a result must not replace" in fails(command, args)
+    assert other.read_bytes() == whole
+    out.write_bytes(b"an earlier result")
+    forward(out)
+
+
+def test_numbers_beyond_fp16_are_one_sentence_or_its_maximum(out: Path, tmp_path: Path, fails: Fails) -> None:
+    for name, option in (("c", "--c"), ("s_attn", "--s-attn"), ("s_ffn", "--s-ffn")):
+        args = forward_args(out) | {"--dtype": "fp16", option: "65536"}
+        assert f"{name} is 65536, but in fp16 it must not be above 65504" in fails("forward", args)
+    plain = {"dtype": "fp16", "mode": "none"}
+    assert torch.equal(forward(out, clamp="70000", **plain), forward(out, clamp="65504", **plain))
+    forward(out, dtype="fp16", mode="fp32_residual", c="65536", clamp="70000")
+    forward(out, c="65536", s_attn="65536", clamp="70000")
+
+
 def test_a_bad_noise_level_is_said_before_the_work(cond: Path, fails: Fails) -> None:
     args = {"checkpoint": "/nowhere.safetensors", "--cond": str(cond), "--noise-level": "nan"}
     assert "noise level must be" in fails("compare", args)

@@ -116,6 +116,13 @@ def test_an_exact_record_is_run_exactly() -> None:
     assert plan_for("auto", half=True, stored=stored, eps="stock").eps == "stock"
 
 
+def test_fp16_takes_no_step_of_c_that_it_cannot_hold() -> None:
+    given = GivenFactors((2.0**-12, 2.0**5))
+    assert plan_for("online", half=False, factors=given).factors.c == given.c
+    with pytest.raises(MossError, match="c grows 131072-fold"):
+        plan_for("online", half=True, factors=given)
+
+
 def test_an_unknown_fix_is_refused() -> None:
     with pytest.raises(MossError, match="one of auto"):
         plan_for("magic", half=True)  # type: ignore[arg-type]
