@@ -26,8 +26,8 @@ import uuid
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TextIO
+from urllib.parse import quote, urlsplit
 
 Json = dict[str, Any]
 #: The words for a block's level; one that a newer server gives shows as "?".
@@ -36,6 +36,7 @@ LEVELS = {"ok": "ok", "low": "low", "saturated": "saturated", "not_finite": "NaN
 CONSEQUENCES = ("black_image", "some_images_broken", "image_affected")
 #: What POST /prompt takes beside the nodes and the client's id.
 BODY = ("extra_data", "front", "number", "prompt_id", "partial_execution_targets")
+REPORT_NODE = "MossFP16Report"
 LAST_EVENTS = ("execution_success", "execution_error", "execution_interrupted")
 
 
@@ -51,11 +52,15 @@ class ComfyClient:
     """The few calls of ComfyUI's HTTP and websocket interface that a headless job needs."""
 
     def __init__(self, server: str = "127.0.0.1:8188", timeout: float = 30.0) -> None:
-        url = urlsplit(server if "://" in server else f"http://{server}")
-        if url.scheme not in ("http", "https") or not url.hostname:
+        try:
+            url = urlsplit(server if "://" in server else f"http://{server}")
+            host, port = url.hostname, url.port
+        except ValueError:  # a port that is none, half an IPv6 address
+            host = port = None
+        if not host or url.scheme not in ("http", "https"):
             raise ClientError(f"--server {server} is not host:port or an http(s) address.")
         self.secure = url.scheme == "https"
-        self.host, self.port = url.hostname, url.port or (443 if self.secure else 8188)
+        self.host, self.port = host, port or (443 if self.secure else 8188)
         self.root, self.timeout = url.path.rstrip("/"), timeout
         self.client_id = uuid.uuid4().hex
 
@@ -112,6 +117,12 @@ class ComfyClient:
                 raise ClientError(f"Prompt {prompt_id} did not end in time.", 1)
             time.sleep(0.1)
         return entry
+
+    def input_types(self, class_name: str) -> Json:
+        """The inputs of a node class, required and optional, as name: type; empty where the server lacks the class."""
+        info = (self.call("GET", f"/object_info/{quote(class_name, safe='')}") or {}).get(class_name) or {}
+        groups = info.get("input") or {}
+        return {name: spec[0] for kind in ("required", "optional") for name, spec in (groups.get(kind) or {}).items()}
 
     def events(self, quiet: float | None = None) -> EventStream:
         """Connect to /ws; iterate over the result for the server's events. Connect before queueing to miss none."""
@@ -253,8 +264,12 @@ def decoded(raw: bytes) -> str:
     return raw.decode("utf-8")
 
 
-def apply_setting(workflow: Json, setting: str) -> None:
-    """Apply one `node.input=value`; node is an id, a title or a class name that only one node has."""
+def apply_setting(workflow: Json, setting: str, client: ComfyClient | None = None) -> None:
+    """Apply one `node.input=value`; node is an id, a title or a class name that only one node has.
+
+    An input that the workflow leaves out is set where the client's server knows it. Raises ClientError for what is not
+    there.
+    """
     target, equals, value = setting.partition("=")
     name, dot, key = target.rpartition(".")
     if not equals or not dot or not name or not key:
@@ -270,7 +285,13 @@ def apply_setting(workflow: Json, setting: str) -> None:
     inputs = found[0].setdefault("inputs", {})
     if isinstance(inputs.get(key), list):
         raise ClientError(f"--set {setting}: {key} is a link from another node, not a value.")
-    inputs[key] = value if isinstance(inputs.get(key), str) else parse_value(value)
+    types = {} if key in inputs or client is None else client.input_types(found[0]["class_type"])
+    # of a class that the server lacks it says so itself, when the job is queued
+    if key not in inputs and key not in types and (types or client is None):
+        has = ", ".join(dict.fromkeys([*inputs, *types])) or "none"
+        raise ClientError(f"--set {setting}: {name} has no input {key} (its inputs: {has}).")
+    text = isinstance(inputs.get(key), str) or types.get(key) == "STRING"
+    inputs[key] = value if text else parse_value(value)
 
 
 def parse_value(text: str) -> Any:
@@ -406,6 +427,28 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def check_timeout(timeout: float | None) -> None:
+    """ClientError for what is no time to wait; beyond 1e9 s a socket takes no time-out."""
+    if timeout is not None and not 0 < timeout <= 1e9:
+        raise ClientError(f"--timeout must be a number of seconds above 0 and up to 1e9, not {timeout:g}.")
+
+
+def no_report(workflow: Json, failed: bool) -> str:
+    """Why a job left no report."""
+    if all(node["class_type"] != REPORT_NODE for node in workflow.values()):
+        return f"The job has no {REPORT_NODE} node, so there is no report."
+    return "The job failed before its report." if failed else "The job's report node gave no report."
+
+
+def say(text: str, stream: TextIO) -> None:
+    """Print; where the reader of a pipe has gone (`| head`), what is left is for nobody."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # or Python would try again at its end, and complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def show_what_can_be_shown() -> None:
     """Let a pipe or console whose encoding lacks a character show `?` for it, instead of failing after the job."""
     for stream in (sys.stdout, sys.stderr):
@@ -418,30 +461,24 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
     show_what_can_be_shown()
     arguments = parse_arguments(argv)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # what the terminal cannot show must not end the job
     try:
+        check_timeout(arguments.timeout)
+        client = ComfyClient(arguments.server)
         workflow, rest = load_job(arguments.workflow)
         for setting in arguments.set:
-            apply_setting(workflow, setting)
-        entry = run(ComfyClient(arguments.server), workflow, not arguments.quiet, arguments.timeout, rest)
+            apply_setting(workflow, setting, client)
+        entry = run(client, workflow, not arguments.quiet, arguments.timeout, rest)
     except ClientError as error:
         print(error, file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("Interrupted; the job was cancelled on the server too.", file=sys.stderr)
         return 1
-    found = reports(entry)
-    if arguments.json:
-        print(json.dumps(found, indent=1))
-    else:
-        print(
-            "\n\n".join(format_report(r) for r in found) or "The job has no MossFP16Report node, so there is no report."
-        )
-    reason = failure(entry)
+    found, reason = reports(entry), failure(entry)
+    tables = "\n\n".join(map(format_report, found)) or no_report(workflow, failed=reason is not None)
+    say(json.dumps(found, indent=1) if arguments.json else tables, sys.stdout)
     if reason:
-        print(reason, file=sys.stderr)
+        say(reason, sys.stderr)
     return 1 if reason else 0
 
 

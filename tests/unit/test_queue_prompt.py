@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -63,9 +65,16 @@ class StandIn(BaseHTTPRequestHandler):
         else:
             self.answer({"prompt_id": "p1"})
 
+    outputs: dict[str, Any] = {"6": {"moss_fp16_report": [REPORT]}}  # noqa: RUF012
+    inputs: dict[str, Any] = {  # noqa: RUF012
+        "required": {"model": ["MODEL"], "steps": ["INT", {}]}, "optional": {"note": ["STRING", {}]},
+    }  # fmt: skip
+
     def do_GET(self) -> None:
         if self.path.startswith("/history/"):
-            self.answer({"p1": {"status": self.status, "outputs": {"6": {"moss_fp16_report": [REPORT]}}}})
+            self.answer({"p1": {"status": self.status, "outputs": self.outputs}})
+        elif self.path.startswith("/object_info/"):
+            self.answer({"KSampler": {"input": self.inputs}} if self.path.endswith("/KSampler") else {})
         else:
             self.answer({"error": "nothing here"}, 404)
 
@@ -117,6 +126,33 @@ def test_a_failed_job_exits_1(
     monkeypatch.setattr(StandIn, "status", {"completed": False, "messages": [["execution_error", error]]})
     assert client.main([str(workflow), "--server", server]) == 1
     assert capsys.readouterr().err == "Node 1 (MossFP16Loader) failed: no such file\n"
+    monkeypatch.setattr(StandIn, "outputs", {})
+    assert client.main([str(workflow), "--server", server]) == 1
+    assert capsys.readouterr().out == "The job failed before its report.\n"
+    workflow.write_text(json.dumps({"1": {"class_type": "SaveLatent", "inputs": {}}}), "utf-8")
+    assert client.main([str(workflow), "--server", server]) == 1
+    assert capsys.readouterr().out == "The job has no MossFP16Report node, so there is no report.\n"
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--server=host:abc", "--server=host:70000", "--server=[::1", "--server=ftp://x",
+     "--timeout=-1", "--timeout=0", "--timeout=nan", "--timeout=inf"],
+)  # fmt: skip
+def test_a_bad_option_is_one_line(workflow: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert client.main([str(workflow), option]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(option.partition("=")[0]) and err.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe breaks otherwise there")
+def test_a_reader_that_has_gone_is_no_error(server: str, workflow: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, str(API / "queue_prompt.py"), str(workflow), "--server", server, "--json", "--quiet"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_refused_workflow_exits_2(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,11 +296,34 @@ def test_settings_find_their_node() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["steps=8", "KSampler.steps", "Nobody.x=1", "MossFP16LoadConditioning.file=x", "KSampler.model=x", ".a=1"],
+    [
+        "steps=8",
+        "KSampler.steps",
+        "Nobody.x=1",
+        "MossFP16LoadConditioning.file=x",
+        "KSampler.model=x",
+        "KSampler.nope=1",
+        ".a=1",
+    ],
 )
 def test_a_setting_that_fits_nothing_is_refused(setting: str) -> None:
     with pytest.raises(client.ClientError, match="--set"):
         client.apply_setting(client.load_workflow(API / "moss_fp16_headless.json"), setting)
+
+
+def test_an_input_that_the_workflow_leaves_out_has_to_be_one_of_the_node(
+    server: str, workflow: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = {"5": {"class_type": "KSampler", "inputs": {"steps": 4}}, "7": {"class_type": "Gone", "inputs": {}}}
+    api = client.ComfyClient(server)
+    client.apply_setting(nodes, "KSampler.note=8", api)
+    client.apply_setting(nodes, "KSampler.steps=8", api)
+    client.apply_setting(nodes, "Gone.x=1", api)  # the server says itself that it has no such node
+    assert (nodes["5"]["inputs"], nodes["7"]["inputs"]) == ({"steps": 8, "note": "8"}, {"x": 1})
+    workflow.write_text(json.dumps(nodes), "utf-8")
+    assert client.main([str(workflow), "--server", server, "--set", "KSampler.nope=1"]) == 2
+    said = "--set KSampler.nope=1: KSampler has no input nope (its inputs: steps, note, model).\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
