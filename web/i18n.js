@@ -68,6 +68,7 @@ export const ENGLISH = Object.freeze({
   "headline.brokenSome": "Images of the batch are broken: {cause}",
   "headline.cause": "the model left fp16's range",
   "headline.unknown": "Nothing was counted",
+  "headline.smallFactor": "Image may be wrong: with so small a factor fp16 loses bits",
   "headline.failed": "The run failed: {error}",
   "headline.failedIn": "{node} failed: {error}",
   "headline.failedPlain": "The run failed",

@@ -59,7 +59,7 @@ function outcomeWords(report, phase, { t, say }) {
       return t(ended ? "headline.broken" : "headline.brokenRunning", { cause })
     }
     default:
-      return t("headline.unknown")
+      return t(report.messages.some(({ key }) => key === "small_factor") ? "headline.smallFactor" : "headline.unknown")
   }
 }
 

@@ -85,6 +85,16 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
         "trained to stay in range need no fix; for any other file set fix = auto.",
     ),
     "no_fix_needed": ("info", "No fix was active, and this run needed none."),
+    "small_factor": (
+        "warn",
+        "With a factor of {c} ordinary values of the stream fall below fp16's normal numbers and lose bits. Use a c of "
+        "{least} or more, or fp32_residual.",
+    ),
+    "stock_eps": (
+        "warn",
+        "With eps = stock and a factor of {c} the norms' eps is no longer small next to the stream, which changes the "
+        "image. Use eps = exact.",
+    ),
     "param_dtypes_unused": (
         "warn",
         "The parameter dtypes of {parameters} had no effect: this MOSS-Image class runs them inside a fused kernel. "
@@ -138,6 +148,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "verdict_saturated": ("warn", "Saturated: values hit fp16's limit, so the image may be wrong"),
     "verdict_broken": ("error", "Broken: the image is black or broken, {cause}"),
     "verdict_unknown": ("info", "Not measured: nothing was counted in this run"),
+    "verdict_small_factor": ("warn", "Not known: with so small a factor fp16 loses bits, so the image may be wrong"),
     "verdict_failed": ("error", "Failed: {error}"),
     "verdict_interrupted": ("warn", "Interrupted at step {step} of {total}"),
 }

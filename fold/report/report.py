@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ..dtypes import dtype_name
-from ..scaling.factors import Factors
+from ..scaling.factors import Factors, factor_text
 from ..scaling.plan import FP16_MAX, Eps, StreamPlan
 from .counters import DEFAULT_THRESHOLD, BlockStats
 from .messages import Message, by_importance, message, named
@@ -24,12 +24,20 @@ SCHEMA = "moss_fp16.report/1"
 #: How near a block came to fp16's limit. low: under LOW_BITS of headroom. A stream in fp32 or bf16 has no such limit,
 #: so there every finite block is ok.
 Level = Literal["ok", "low", "saturated", "not_finite"]
-#: What became of the image. unknown: nothing was counted. saturated: values hit the limit and were not computed again.
+#: What became of the image. unknown: nothing was counted, or the factor is too small for fp16 to hold the stream, which
+#: no counter sees. saturated: values hit the limit and were not computed again.
 Outcome = Literal["ok", "rescued", "saturated", "broken", "unknown"]
 State = Literal["idle", "running", "done", "failed", "interrupted"]
 
 #: Headroom in bits below which a block counts as low.
 LOW_BITS = 3.0
+
+#: The smallest scale of a stream in fp16. Outside a few massive channels MOSS's values are about 1, and fp16 has all of
+#: its 11 bits down to 2^-14: at 2^-12 even a quarter of that keeps them. Each halving below takes one more away.
+SMALLEST_SCALE = 2.0**-12
+#: The smallest scale with eps = stock. Next to a mean square of about 1 the norms' eps of 1e-6 counts for 1e-6 / c^2:
+#: at 1/16 that is 2.6e-4, less than fp16's own rounding (4.9e-4), at 1/32 1e-3, and at 1/1024 as much as the stream.
+SMALLEST_STOCK_SCALE = 2.0**-4
 
 
 @dataclass(frozen=True)
@@ -274,7 +282,9 @@ def make_report(
     limited = stream_dtype == "fp16"
     blocks = tuple(Block(row, level_of(row, limited)) for row in rows)
     seen = counted and (state != "done" or any(row.max_abs > 0 for row in rows))
-    outcome = outcome_of(blocks, counted=seen, rescued=bool(rescues), finite=finite)
+    remarks = remarks_on(plan, limited)
+    small = any(said.key == "small_factor" for said in remarks)
+    outcome = outcome_of(blocks, counted=seen and not small, rescued=bool(rescues), finite=finite)
     cause, remedy = cause_of(outcome, blocks, messages, clamped=plan.clamp is not None), advise(outcome)
     return Report(
         node_id=node_id,
@@ -290,9 +300,9 @@ def make_report(
         rescues=tuple(rescues),
         summary=summary(rows if shown else ()),
         outcome=outcome,
-        verdict=_verdict(outcome, cause, rescues, state, error, (steps, total_steps or steps)),
+        verdict=_verdict(outcome, cause, rescues, state, error, (steps, total_steps or steps), small=small),
         remedy=remedy,
-        messages=_all_said(messages, outcome, cause, remedy, done=state == "done"),
+        messages=_all_said((*messages, *remarks), outcome, cause, remedy, done=state == "done"),
         error=error,
         state=state,
         step=steps,
@@ -303,6 +313,16 @@ def make_report(
         input_dtypes=input_dtypes,
         param_dtypes=param_dtypes,
     )
+
+
+def remarks_on(plan: StreamPlan, limited: bool) -> tuple[Message, ...]:
+    """What a plan loses without a counter that sees it. limited: its streams are stored in fp16."""
+    scale, said = plan.smallest_scale, []
+    if limited and scale < SMALLEST_SCALE:
+        said.append(message("small_factor", c=factor_text(scale), least=factor_text(SMALLEST_SCALE)))
+    if plan.eps == "stock" and scale < SMALLEST_STOCK_SCALE:
+        said.append(message("stock_eps", c=factor_text(scale)))
+    return tuple(said)
 
 
 def level_of(block: BlockStats, limited: bool) -> Level:
@@ -361,8 +381,10 @@ def _verdict(
     state: State,
     error: Message | None,
     steps: tuple[int, int],
+    *,
+    small: bool,
 ) -> Message:
-    """The report's first line: why the run failed, else what became of the image."""
+    """The report's first line: why the run failed, else what became of the image. small: the factor is too small."""
     match state, outcome:
         case "failed", _ if error is not None:
             return message("verdict_failed", error=error)
@@ -374,6 +396,8 @@ def _verdict(
             return message("verdict_rescued_once", step=rescues[0].step, rung=rescues[0].rung)
         case _, "rescued":
             return message("verdict_rescued", n=len(rescues), rung=rescues[-1].rung)
+        case _, "unknown" if small:
+            return message("verdict_small_factor")
         case _:
             return message(f"verdict_{outcome}")
 

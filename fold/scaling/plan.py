@@ -76,6 +76,11 @@ class StreamPlan:
         """Multiplier of the embedders' and the text refiner's outputs: c_0."""
         return self.factors.c[0]
 
+    @property
+    def smallest_scale(self) -> float:
+        """The smallest scale that a stream is stored at: a block's c times the c that the weights carry."""
+        return min(self.factors.c) * self.baked.c[0]
+
     def unscale(self, c: float) -> float:
         """What a norm multiplies a stream of run-time scale `c` by before it applies its own, unscaled eps."""
         return 1.0 if self.eps == "stock" else 1.0 / (c * self.baked.c[0])

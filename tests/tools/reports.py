@@ -122,6 +122,8 @@ def samples() -> list[Message]:
             for key in ("self_check_failed", "rung_left_out", "self_check_accepted", "self_check_refused")
         },
         "rescued": {"step": 1, "rung": "online c=1/256", "reason": reason},
+        "small_factor": {"c": "1/1048576", "least": "1/4096"},
+        "stock_eps": {"c": "1/1024"},
         "param_dtypes_unused": {"parameters": named([f"layers.{i}.proj.o" for i in range(9)])},
         "with_remedy": {"said": message("rescued", step=1, rung="online c=1/16", reason=reason), "remedy": remedy},
         "cause_limit": {"blocks": ("layer.0", "layer.1")},

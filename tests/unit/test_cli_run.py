@@ -149,6 +149,43 @@ def test_forward_says_how_it_went(out: Path, capsys: pytest.CaptureFixture[str])
     assert ran.replace("  ·  ", ", ") == f"fix online, engine builtin, fp16, c 1/16, wrote {out}"
 
 
+COOL = {"checkpoint": str(DATA / "cool.safetensors"), "case": golden.cases_of("cool")[0], "mode": "online"}
+
+
+@pytest.mark.parametrize("c", ["1/16", "2^-12"])
+def test_forward_has_nothing_to_say_of_a_factor_that_fp16_can_hold(
+    out: Path, capsys: pytest.CaptureFixture[str], c: str
+) -> None:
+    forward(out, dtype="fp16", c=c, **COOL)
+    said = capsys.readouterr()
+    assert said.out.startswith("OK: the image is not affected by fp16\n") and said.err == ""
+
+
+def test_forward_warns_of_a_factor_too_small_for_fp16(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = forward(out, dtype="fp16", c="2^-20", **COOL)
+    assert relative(value, velocity(COOL["case"])) > 0.05
+    said = capsys.readouterr()
+    assert said.out.startswith("Not known: with so small a factor fp16 loses bits, so the image may be wrong\n")
+    assert said.err.startswith("Warning: With a factor of 1/1048576 ordinary values of the stream fall below fp16's")
+
+
+def test_forward_warns_of_stock_eps_with_a_small_factor(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = forward(out, c="2^-10", eps="stock", **COOL)
+    assert relative(value, velocity(COOL["case"])) > 0.3
+    assert capsys.readouterr().err.startswith("Warning: With eps = stock and a factor of 1/1024 the norms' eps")
+    forward(out, c="1/16", eps="stock", **COOL)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_out_of_range_is_not_sent_to_a_factor_too_small_for_fp16(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward(out, dtype="fp16", mode="online", c="1")
+    assert "Run it again with a smaller factor, such as --c 1/16." in capsys.readouterr().err
+    forward(out, dtype="fp16", mode="online", c="1,1,1,2^-9")
+    assert "Run it again with --mode fp32_residual." in capsys.readouterr().err
+
+
 def test_forward_prints_the_report_as_json(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*argv("forward", forward_args(out)), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "moss_fp16.report/1"

@@ -16,6 +16,8 @@ from fold.report.counters import BlockStats
 from fold.report.messages import PLACEHOLDER, TEXTS, Message, by_importance, message, named
 from fold.report.report import headroom_bits, level_of
 from fold.report.words import bars_of, counts, fact, notes, setup, title
+from fold.scaling.factors import Factors
+from fold.scaling.plan import StreamPlan
 
 INF, NAN = float("inf"), float("nan")
 FILES = sorted(FOLDER.glob("*.json"))
@@ -176,6 +178,46 @@ def test_that_no_fix_is_active_is_said_only_while_it_matters(given: dict[str, An
     found = report(rows(112.0, 640.0), "none", messages=[message("no_fix")], **given)
     assert [said.key for said in found.messages] == keys
     assert len(found.warnings) == len(keys) - (keys == ["no_fix_needed"])
+
+
+def online(*c: float, **rest: Any) -> StreamPlan:
+    return StreamPlan("online", Factors(c), **rest)
+
+
+@pytest.mark.parametrize(
+    ("plan", "given", "outcome", "keys"),
+    [
+        (online(2**-4), {}, "ok", []),
+        (online(2**-12), {}, "ok", []),
+        (online(2**-13), {}, "unknown", ["small_factor"]),
+        (online(2**-4, 2**-20, 2**-4), {}, "unknown", ["small_factor"]),
+        (online(2**-8, baked=Factors((2**-4,))), {}, "ok", []),
+        (online(2**-8, baked=Factors((2**-5,))), {}, "unknown", ["small_factor"]),
+        (online(2**-20), {"dtype": torch.bfloat16}, "ok", []),
+        (online(2**-20), {"dtype": torch.float32}, "ok", []),
+        (StreamPlan("fp32_residual", Factors((2**-20,))), {}, "ok", []),
+        (online(2**-16), {"rescues": [RESCUE]}, "rescued", ["small_factor"]),
+        (online(2**-20), {"finite": False}, "broken", ["black_image", "small_factor"]),
+        (online(2**-20), {"counted": False}, "unknown", ["small_factor"]),
+        (online(2**-4, eps="stock"), {}, "ok", []),
+        (online(2**-5, eps="stock"), {}, "ok", ["stock_eps"]),
+        (online(2**-5, eps="stock"), {"dtype": torch.float32}, "ok", ["stock_eps"]),
+        (StreamPlan("weights", baked=Factors((2**-6,)), eps="stock"), {}, "ok", ["stock_eps"]),
+        (online(2**-13, eps="stock"), {}, "unknown", ["small_factor", "stock_eps"]),
+    ],
+)  # fmt: skip
+def test_a_factor_that_loses_what_no_counter_sees_is_said(
+    plan: StreamPlan, given: dict[str, Any], outcome: str, keys: list[str]
+) -> None:
+    found = report(rows(112.0, 640.0), plan=plan, **given)
+    assert (found.outcome, [said.key for said in found.messages]) == (outcome, keys)
+    assert len(found.warnings) == len(keys)
+    assert (found.verdict.key == "verdict_small_factor") == (outcome == "unknown")
+
+
+def test_the_remark_names_the_scale_that_the_stream_has() -> None:
+    said = report(rows(1.0), plan=online(2**-8, 2**-9, baked=Factors((2**-4,)))).messages[0].text
+    assert said.startswith("With a factor of 1/8192 ordinary values") and "a c of 1/4096 or more" in said
 
 
 def test_a_batch_with_broken_inputs_says_that_some_images_are_broken() -> None:

@@ -126,6 +126,8 @@ test("the first line says what became of the image", () => {
   assert.equal(headline({ outcome: "broken" }, { phase: "running" }), "Image will be black or broken: the model left fp16's range")
   assert.equal(headline({ outcome: "saturated" }), "Image may be wrong: values hit fp16's limit")
   assert.equal(headline({ outcome: "unknown", blocks: [] }), "Nothing was counted")
+  const small = message("Lost bits.", { key: "small_factor", severity: "warn" })
+  assert.equal(headline({ outcome: "unknown", messages: [small] }), "Image may be wrong: with so small a factor fp16 loses bits")
   assert.equal(headline({ outcome: "rescued", rescues: [rescue] }), "Image is fine: step 4 was computed again with c 1/32")
   assert.equal(headline({ outcome: "rescued", rescues: [rescue, rescue] }), "Image is fine: 2 steps were computed again, the last with c 1/32")
   assert.equal(headline({}, { phase: "running" }), "In range so far")
