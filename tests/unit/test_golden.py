@@ -97,7 +97,7 @@ def test_fp16_is_finite_where_the_reference_is_and_no_worse_than_plain_rounding(
     value = velocity(case, plan, torch.float16)
     assert bool(value.isfinite().all()) == wanted["finite"]
     if wanted["finite"]:
-        # The whole norm hangs on a few tokens, where luck decides (see `rounding_error`): seen up to 2.1 times.
+        # The whole norm hangs on a few tokens, where luck decides (see `rounding_error`): seen up to 2.5 times.
         assert relative(value, velocity(case)) <= 4 * wanted["rel"]
         assert golden.rounding_error(case, plan, torch.float16) <= golden.fp16_bound(case)
 
