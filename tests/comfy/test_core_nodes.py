@@ -32,14 +32,17 @@ OTHER_MODELS = {
     "COMFY_DYNAMICCOMBO_V3": "the settings of a video model",
     "a file for hypernetwork_name": "a hypernetwork, of which there are none for MOSS-Image",
 }
-#: Nodes made for UNets, which fail on every transformer: what is raised on our own class, by our forward over a class
-#: of ComfyUI's own, by that class itself, and why. A MossError is a sentence; None: it runs, and has no effect.
+#: Nodes made for UNets, which fail on every transformer, and others that cannot run: what is raised on our own class,
+#: by our forward over a class of ComfyUI's own, by that class itself, and why. A MossError is a sentence; None: it
+#: runs, and has no effect.
 Raised = type[Exception] | None
 FAILS: dict[str, tuple[Raised, Raised, Raised, str]] = {
     "SelfAttentionGuidance": (MossError, MossError, MossError, "looks into the middle block of a UNet"),
     "HyperTile": (MossError, MossError, TypeError, "takes q, k and v the way a UNet lays them out"),
     "TomePatchModel": (MossError, MossError, TypeError, "takes q, k and v the way a UNet lays them out"),
     "FluxKVCache": (MossError, MossError, None, "keeps k and v of FLUX's reference pictures"),
+    "ModelSamplingSD3": (None, MossError, None, "multiplies the timestep by 1000, which only our forward undoes"),
+    "MiniMaxH3SigmaShift": (None, MossError, None, "multiplies the timestep by 1000, as ModelSamplingSD3"),
     "FreeU": (None, KeyError, KeyError, "reads model_channels in the config, which only our class has"),
     "FreeU_V2": (None, KeyError, KeyError, "reads model_channels in the config, which only our class has"),
 }
