@@ -14,7 +14,8 @@ _HEAD_UNIT = 8
 _MAX_BLOCKS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: torch 2.4 cannot compile what reads the table of names through one.
+@dataclass(frozen=True)
 class MossArch:
     """Sizes of one model, and its modules' names.
 

@@ -102,7 +102,9 @@ class Modules:
 
     def find(self, field: str) -> Any | None:
         """The module, or None where this class has none (q, k, v are there in one of two layouts)."""
-        try:
-            return getattr(self, field)
-        except AttributeError:
-            return None
+        found = self._root
+        for name in getattr(self._table, field).path.split("."):
+            if not hasattr(found, name):  # asked for, not caught: torch 2.4 cannot compile the exception
+                return None
+            found = getattr(found, name)
+        return found

@@ -167,6 +167,7 @@ def unpack(file: Path, target: Path) -> None:
     whole = target.with_name("whole")
     try:
         with tarfile.open(file) as archive:
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python's own check, where it has one
             for member in list(checked(archive)):
                 archive.extract(member, whole, set_attrs=False)
         tops = [path for path in whole.iterdir() if path.is_dir()]
