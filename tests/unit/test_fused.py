@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import logging
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,16 +46,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def triton_kernels() -> Iterator[ModuleType]:
-    """The kernels as Triton's interpreter runs them; it asks for the variable at every launch."""
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
+def triton_kernels() -> ModuleType:
+    """The kernels as Triton's interpreter runs them (see conftest)."""
     from fold.model import triton_kernels
 
-    yield triton_kernels
-    os.environ.pop("TRITON_INTERPRET")
-    if before is not None:
-        os.environ["TRITON_INTERPRET"] = before
+    return triton_kernels
 
 
 @pytest.fixture(autouse=True)
