@@ -40,7 +40,9 @@ BlockReplacement = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, layer: int | None = None) -> Tensor:
     """torch's scaled dot product attention."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep).transpose(1, 2).flatten(2)
+    dtype = ops.product_dtype(q)
+    out = F.scaled_dot_product_attention(q.to(dtype), k.to(dtype), v.to(dtype), attn_mask=keep)
+    return out.transpose(1, 2).flatten(2).to(q.dtype)
 
 
 #: Into how many slabs of tokens the feed-forward of (block, compute dtype, device) is cut; each calls its two matrices.

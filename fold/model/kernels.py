@@ -45,7 +45,10 @@ class Functional:
 
 
 class Slabs:
-    """Plain torch in little memory: slab after slab, in place where the result fits. Bit-equal to `Functional`."""
+    """Plain torch in little memory: slab after slab, in place where the result fits.
+
+    Bit-equal to `Functional`, but for SiTU in 16 bits on a CPU, where tanh is `near_tanh`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         # as tensors: one pass widens and scales, and nothing is rounded to 16 bits
@@ -78,13 +81,15 @@ class Slabs:
 
     def situ(self, up: Tensor, gate: Tensor, factor: float) -> Tensor:
         """The result takes the place of `up`; not on a CPU, whose products in 16 bits are slower on rows with gaps."""
-        out = torch.empty(up.shape, dtype=up.dtype) if up.device.type == "cpu" else up
+        on_cpu = up.device.type == "cpu"
+        out = torch.empty(up.shape, dtype=up.dtype) if on_cpu else up
+        tanh_ = near_tanh if on_cpu and up.dtype.itemsize == 2 else torch.tanh_
         for part in slabs(up):
             g, u = gate[:, part], up[:, part]
-            left = torch.mul(g, self.quarter).tanh_()
+            left = tanh_(torch.mul(g, self.quarter))
             g = g.float() if g.device.type == "mps" else g  # Metal's version of the next takes no two dtypes
             torch.ops.aten.softplus_backward.grad_input(left, g, 1.0, 20.0, grad_input=left)  # see ops.times_sigmoid
-            right = torch.mul(u, self.twenty_fifth).tanh_()
+            right = tanh_(torch.mul(u, self.twenty_fifth))
             torch.addcmul(self.zero, left, right, value=ops.SITU_PEAK * factor, out=out[:, part])
             del left, right, g
         return out
@@ -97,6 +102,29 @@ class Slabs:
         for part in slabs(x):  # a CPU widens 16 bits into memory, which for a slab is its cache
             torch.addcmul(x[:, part], y[:, part], gate, out=out[:, part])
         return out
+
+
+#: tanh(x) / x = P(x^2) / Q(x^2) up to 6, fitted for the smallest relative error; highest powers first.
+_TANH_END = 6.0
+_TANH_P = (0.0015145763, 0.11483070, 0.99999267)
+_TANH_Q = (5.6271850e-05, 0.017611146, 0.44811391, 1.0)
+
+
+def near_tanh(x: Tensor) -> Tensor:
+    """tanh of an fp32 tensor, in place, off by at most 2e-5 of itself: 1/24 of fp16's rounding. NaN stays NaN.
+
+    On a CPU torch's own is half of SiTU's time.
+    """
+    square = x.clamp_(-_TANH_END, _TANH_END).square()
+    return x.mul_(_polynomial(_TANH_P, square)).div_(_polynomial(_TANH_Q, square))
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    """Highest power first, by Horner's rule."""
+    out = (x * coefficients[0]).add_(coefficients[1])
+    for coefficient in coefficients[2:]:
+        out.mul_(x).add_(coefficient)
+    return out
 
 
 FUNCTIONAL: Kernels = Functional()
