@@ -28,26 +28,19 @@ from fold.scaling.plan import StreamPlan
 CPU = torch.device("cpu")
 
 
-def triton_before(*version: int) -> bool:
-    """Whether an older Triton is installed than that."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    return tuple(int(n) for n in importlib.metadata.version("triton").split(".")[:2]) < version
-
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INF, NAN = float("inf"), float("nan")
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-    # torch 2.4 comes with 3.0, 2.5 with 3.1. On a card their compiler is tried before use, as any.
-    pytest.mark.skipif(triton_before(3, 2), reason="Triton before 3.2: its interpreter takes no sizes from arguments"),
-    pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 
 
 @pytest.fixture(scope="module")
 def triton_kernels() -> ModuleType:
-    """The kernels as Triton's interpreter runs them (see conftest)."""
+    """The kernels as Triton's interpreter runs them (see conftest); a skip where it cannot."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    # torch 2.4 comes with 3.0, 2.5 with 3.1. On a card their compiler is tried before use, as any.
+    if tuple(int(n) for n in importlib.metadata.version("triton").split(".")[:2]) < (3, 2):
+        pytest.skip("Triton before 3.2: its interpreter takes no sizes from arguments")
     from fold.model import triton_kernels
 
     return triton_kernels
