@@ -10,7 +10,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING
 from .errors import MossError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import torch
 
 _LOCK = threading.Lock()
@@ -169,6 +170,8 @@ class _EarlyFlush:
     """
 
     def __init__(self, descriptor: int) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # here: whoever only reads need not wait for its import
+
         self._flush: Callable[[int], None] | None = getattr(os, "fdatasync", None)
         self._descriptor = descriptor
         self._thread = ThreadPoolExecutor(1, "moss-flush")

@@ -4,13 +4,10 @@ A module that is called otherwise in another class is another value of `ModuleNa
 other file spells a module's path.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The rows of the shared modulation, in units of the model width: shift, scale and gate of attention, then of the FFN.
 MODULATION = ("shift_a", "scale_a", "gate_a", "shift_f", "scale_f", "gate_f")
@@ -38,8 +35,7 @@ NORMS = frozenset({Role.STREAM_NORM, Role.HEAD_NORM})
 FP32_ROLES = NORMS | {Role.GATES, Role.CONDITIONING, Role.OUTPUT}
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One linear or norm: its path (below its block where it has one), role, and sizes.
 
     rows, columns: a size of `MossArch`, perhaps with a factor, such as "6 dim"; a norm has rows only. fused: whether
@@ -54,15 +50,16 @@ class Part:
     fused: bool | None = None
 
 
-@dataclass(frozen=True)
+# Named tuples, here and below: as dataclasses these tables would take longer to import than all the rest of inspect.
 class _Table:
-    """Parts by field name."""
+    """What the tables below can do. Each is a named tuple, `_asdict` of which gives its fields."""
+
+    _asdict: Callable[[], dict[str, Any]]
 
     @cached_property
     def parts(self) -> Mapping[str, Part]:
         """Field name -> part."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Part)}
+        return {name: value for name, value in self._asdict().items() if isinstance(value, Part)}
 
     @cached_property
     def by_path(self) -> Mapping[str, Part]:
@@ -70,7 +67,6 @@ class _Table:
         return {part.path: part for part in self.parts.values()}
 
 
-@dataclass(frozen=True)
 class Block(_Table):
     """The modules of one block of a kind. blocks: the path of the list of them."""
 
@@ -85,10 +81,7 @@ class Block(_Table):
         return f"{self.blocks}.*.{part.path}.*"
 
 
-@dataclass(frozen=True)
-class TextBlock(Block):
-    """The modules of one text refiner block."""
-
+class _TextParts(NamedTuple):
     blocks: str = "text_embedder.blocks"
     norm1: Part = Part("norm1", Role.STREAM_NORM, "dim")
     norm2: Part = Part("norm2", Role.STREAM_NORM, "dim")
@@ -101,10 +94,11 @@ class TextBlock(Block):
     ffn_down: Part = Part("ffn_down", Role.STREAM_WRITER, "dim", "text_ffn_dim", bias=True)
 
 
-@dataclass(frozen=True)
-class JointBlock(Block):
-    """The modules of one joint block."""
+class TextBlock(_TextParts, Block):
+    """The modules of one text refiner block."""
 
+
+class _JointParts(NamedTuple):
     blocks: str = "layers"
     norm1: Part = Part("norm1", Role.STREAM_NORM, "dim")
     norm2: Part = Part("norm2", Role.STREAM_NORM, "dim")
@@ -119,10 +113,11 @@ class JointBlock(Block):
     ffn_down: Part = Part("proj.ffn_down", Role.FFN_WRITER, "dim", "ffn_dim")
 
 
-@dataclass(frozen=True)
-class ModuleNames(_Table):
-    """All modules: those there is one of, and those of a block. rope_bands: the key of RoPE's bands."""
+class JointBlock(_JointParts, Block):
+    """The modules of one joint block."""
 
+
+class _Modules(NamedTuple):
     video_embedder: Part = Part("video_embedder", Role.STREAM_WRITER, "dim", "latent_channels", bias=True)
     text_proj: Part = Part("text_embedder.proj", Role.STREAM_WRITER, "dim", "text_dim", bias=True)
     time_in: Part = Part("time_embedding.0", Role.CONDITIONING, "dim", "freq_dim", bias=True)
@@ -134,6 +129,10 @@ class ModuleNames(_Table):
     text: TextBlock = TextBlock()
     joint: JointBlock = JointBlock()
     rope_bands: str = "rope.bands"
+
+
+class ModuleNames(_Modules, _Table):
+    """All modules: those there is one of, and those of a block. rope_bands: the key of RoPE's bands."""
 
     def markers(self) -> tuple[str, ...]:
         """Paths by which the model is recognised: no other model family has modules of these names."""
@@ -148,7 +147,7 @@ class ModuleNames(_Table):
         number, _, inside = path.removeprefix(f"{block.blocks}.").partition(".")
         return block.by_path.get(inside) if number.isdecimal() else None
 
-    def block_of(self, path: str) -> TextBlock | JointBlock | None:
+    def block_of(self, path: str) -> "TextBlock | JointBlock | None":
         """The kind of block that a path lies in, or None."""
         return next((block for block in (self.text, self.joint) if path.startswith(f"{block.blocks}.")), None)
 
@@ -162,7 +161,7 @@ class ModuleNames(_Table):
         part = self.of(path)
         return part is not None and part.role in NORMS
 
-    def renamed(self, paths: Mapping[str, str]) -> ModuleNames:
+    def renamed(self, paths: Mapping[str, str]) -> "ModuleNames":
         """The same table with other paths for some modules, old -> new.
 
         The old path of a block's module has a star for the block's number (`layers.*.proj.o`) and its new one begins
@@ -173,17 +172,17 @@ class ModuleNames(_Table):
 
         def changes(table: _Table, prefix: str) -> dict[str, Any]:
             found = {name: left.pop(prefix + part.path, None) for name, part in table.parts.items()}
-            return {name: replace(table.parts[name], path=new) for name, new in found.items() if new is not None}
+            return {name: table.parts[name]._replace(path=new) for name, new in found.items() if new is not None}
 
         blocks: dict[str, Any] = {}
         for name, block in (("text", self.text), ("joint", self.joint)):
             changed = changes(block, f"{block.blocks}.*.")
-            blocks[name] = replace(block, blocks=left.pop(block.blocks, block.blocks), **changed)
+            blocks[name] = block._replace(blocks=left.pop(block.blocks, block.blocks), **changed)
         whole = changes(self, "") | blocks
         whole["rope_bands"] = left.pop(self.rope_bands, self.rope_bands)
         if left:
             raise KeyError(f"{', '.join(left)}: no module of this table")
-        return replace(self, **whole)
+        return self._replace(**whole)
 
 
 OFFICIAL = ModuleNames()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import MossError
 from ..files import open_regular
@@ -33,8 +32,7 @@ _ENTRY_FIELDS = ("dtype", "shape", "data_offsets")
 _FIRST_BYTES = 512
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """One tensor as the header describes it: ``dtype`` as safetensors spells it ("BF16"), sizes in bytes.
 
     ``name`` is the key in ``file``; the data lie at bytes ``start`` to ``start + nbytes`` of that file.
@@ -48,8 +46,7 @@ class TensorInfo:
     file: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The checked header of one file."""
 
     file: Path

@@ -14,7 +14,6 @@ from typing import Any
 # A tensor's entry has some 80 characters. Unknown fields may make it longer, within reason.
 _FIRST_PIECE, _LARGEST_VALUE = 512, 2**20
 _SPACE = re.compile(r"[ \t\n\r]*")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _decoder: Any = json.JSONDecoder()
 
 
@@ -70,7 +69,10 @@ def skip_space(text: str, start: int) -> int:
 
 def is_utf8(text: str) -> bool:
     """Whether UTF-8 can write ``text``: JSON can hold halves of surrogate pairs."""
-    return text.isascii() or _SURROGATE.search(text) is None
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 class RepeatedNameError(ValueError):

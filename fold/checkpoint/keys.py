@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..arch import MossArch, block_indices
 from ..errors import MossError
 from ..names import OFFICIAL, ModuleNames
 from ..qkv import block_keys
 from .header import TensorInfo, clip
-
-log = logging.getLogger(__name__)
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "transformer.")
 #: The choices of a new file's q, k, v, as `fused`: as in the source, three matrices, one.
@@ -34,8 +31,7 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 _LISTED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How one checkpoint names things. ``model`` and ``companions`` map bare names to header entries."""
 
     prefix: str
@@ -44,7 +40,7 @@ class Layout:
     model: dict[str, TensorInfo]
     companions: dict[str, TensorInfo]
     foreign: dict[str, TensorInfo]
-    quantized: dict[str, str] = field(default_factory=dict)
+    quantized: dict[str, str]
     """Bare weight name -> its kind of quantization ("int8", "fp8_scaled", "fp8", "nvfp4", ...)."""
 
     @property
@@ -67,8 +63,9 @@ def read_layout(tensors: Mapping[str, TensorInfo], where: str, names: ModuleName
     companions = {name: inside.pop(name) for name in list(inside) if _is_companion(name, inside)}
     markers = [name for name, info in inside.items() if name != names.rope_bands and _is_marker(name, info)]
     for name in markers:
-        log.info("%s: %s is no weight of MOSS-Image and is passed over.", where, clip(name))
         foreign[prefix + name] = inside.pop(name)
+    if markers:
+        _log_markers(markers, where)
     arch = MossArch.from_shapes({name: info.shape for name, info in inside.items()}, where, names)
     fused = any(block_keys(names, index).fused in inside for index in block_indices(inside, names.joint.blocks))
     expected = arch.expected_shapes(fused)
@@ -105,6 +102,14 @@ def _is_marker(name: str, info: TensorInfo) -> bool:
     """
     suffix = name.rpartition(".")[2]
     return math.prod(info.shape) <= 1 and suffix not in ("weight", "bias", *COMPANIONS)
+
+
+def _log_markers(markers: Iterable[str], where: str) -> None:
+    import logging  # here: few files have any, and its import takes longer than reading a header
+
+    log = logging.getLogger(__name__)
+    for name in markers:
+        log.info("%s: %s is no weight of MOSS-Image and is passed over.", where, clip(name))
 
 
 def _quantization(name: str, info: TensorInfo, companions: Mapping[str, TensorInfo], where: str) -> str | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import MossError
 from ..files import open_regular
@@ -22,7 +22,7 @@ SMALLEST, LARGEST = 2.0**-24, 2.0**24
 # The stream is aimed at this peak, which leaves four bits of fp16 range above it.
 TARGET_PEAK = 4096.0
 #: "0,0625" as many countries write it. No list begins with 0, which is no factor.
-_DECIMAL_COMMA = re.compile(r"[+-]?0+,[0-9]+")
+_DECIMAL_COMMA = r"[+-]?0+,[0-9]+"
 _MAX_JSON_BYTES = 16 * 2**20
 
 
@@ -114,22 +114,15 @@ class Factors:
         return cls(**fields)
 
 
-@dataclass(frozen=True, slots=True)
-class GivenFactors:
-    """The factors that a user asked for; ``c`` is None where only s_attn and s_ffn were given.
-
-    Raises MossError as `Factors` does.
-    """
+class GivenFactors(NamedTuple):
+    """The factors that a user asked for; ``c`` is None where only s_attn and s_ffn were given."""
 
     c: tuple[float, ...] | None = None
     s_attn: tuple[float, ...] = (1.0,)
     s_ffn: tuple[float, ...] = (1.0,)
 
-    def __post_init__(self) -> None:
-        self.with_c((1.0,))
-
     def with_c(self, c: tuple[float, ...]) -> Factors:
-        """All three, with this c where none was given."""
+        """All three, with this c where none was given; MossError as from `Factors`."""
         return Factors(c if self.c is None else self.c, self.s_attn, self.s_ffn)
 
     @classmethod
@@ -173,7 +166,7 @@ def parse_factor(text: str | float | Iterable[float], field: str = "factor") -> 
     """Read ``0.0625``, ``1/16``, ``2^-4`` or a comma list of those; MossError naming ``field`` otherwise."""
     match text:
         case str():
-            if _DECIMAL_COMMA.fullmatch(text.strip()):
+            if re.fullmatch(_DECIMAL_COMMA, text.strip()):
                 raise MossError(_decimal_comma(text.strip(), field))
             parts: list[object] = [_parse_one(part.strip(), field) for part in text.split(",")]
         case int() | float():
@@ -186,14 +179,19 @@ def parse_factor(text: str | float | Iterable[float], field: str = "factor") -> 
 def parse_factors(
     c: str | float | None = None, s_attn: str | float | None = None, s_ffn: str | float | None = None
 ) -> GivenFactors | None:
-    """What was asked for, from the text forms; None for each that was left out, and None where all were."""
+    """What was asked for, from the text forms; None for each that was left out, and None where all were.
+
+    Raises MossError for what `parse_factor` cannot read, and for lists of different lengths.
+    """
     if c is None and s_attn is None and s_ffn is None:
         return None
-    return GivenFactors(
+    given = GivenFactors(
         None if c is None else parse_factor(c, "c"),
         (1.0,) if s_attn is None else parse_factor(s_attn, "s_attn"),
         (1.0,) if s_ffn is None else parse_factor(s_ffn, "s_ffn"),
     )
+    given.with_c((1.0,))
+    return given
 
 
 def factor_text(value: float) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..errors import MossError
 from .factors import IDENTITY, Factors, check_factor
@@ -13,10 +12,10 @@ from .factors import IDENTITY, Factors, check_factor
 RECORD_KEY = "kohakumoss_fp16_fix"
 _MAX_LENGTH = 2**20
 _KNOWN = ("c", "via", "s_attn", "s_ffn", "eps")
+_NO_EXTRA: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class FoldRecord:
+class FoldRecord(NamedTuple):
     """The uniform fold that a file's weights carry.
 
     ``eps`` is "stock" (written for runtimes that keep the norm eps) or "exact" (eps times c squared); ``via`` is
@@ -28,7 +27,7 @@ class FoldRecord:
     s_ffn: float = 1.0
     eps: str = "stock"
     via: str = "gate"
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, Any] = _NO_EXTRA
 
     @property
     def factors(self) -> Factors:
@@ -86,8 +85,7 @@ class FoldRecord:
         return json.dumps(self.to_dict())
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFold:
+class StoredFold(NamedTuple):
     """The fold of the file that weights come from: its record (None: no fold), and whether loading took it out."""
 
     record: FoldRecord | None = None
