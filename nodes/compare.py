@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as mm
 import comfy.sample
@@ -12,14 +12,15 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..fold.dtypes import dtype_name
-from ..fold.measure.compare import NOISE_LEVEL, compare_runs, comparison_table
-from ..fold.measure.compare_chart import render_comparison
-from ..fold.measure.recording import RecordedRun, record_run
+from ..fold.measure import NOISE_LEVEL
 from .inputs import CATEGORY
 from .model.comfy_types import ModelPatcher
 from .model.moss import compute_dtype_of, moss_tree
 from .state import fix_of
 from .ui import cancellable, cancelled, image_of, progress_bar
+
+if TYPE_CHECKING:  # else where it is used: what measures is no part of ComfyUI's start
+    from ..fold.measure.recording import RecordedRun
 
 TITLE = "MOSS Precision Compare"
 
@@ -81,6 +82,9 @@ class MossFP16Compare(io.ComfyNode):
         noise_level: float = NOISE_LEVEL,
         sigmas: Tensor | None = None,
     ) -> io.NodeOutput:
+        from ..fold.measure.compare import compare_runs, comparison_table
+        from ..fold.measure.compare_chart import render_comparison
+
         for model in (reference, other):
             moss_tree(model, TITLE)
         if sigmas is None:
@@ -141,6 +145,8 @@ class Recorder(comfy.samplers.Sampler):
         disable_pbar: bool = False,
     ) -> Tensor:
         """Called by ComfyUI's guider with the model loaded and the conditionings ready."""
+        from ..fold.measure.recording import record_run
+
         model, options = model_wrap.inner_model, extra_args["model_options"]
         conds = {"cond": model_wrap.conds["positive"], "uncond": model_wrap.conds["negative"]}
         full = self.max_denoise(model_wrap, sigmas)

@@ -8,7 +8,6 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
-from ..fold.checkpoint.export import export_checkpoint
 from ..fold.checkpoint.keys import LAYOUTS
 from ..fold.scaling.factors import DEFAULT, IDENTITY
 from .inputs import CATEGORY, FACTOR_HINT_UNIFORM, MossFactors, check_texts, read_factors
@@ -74,6 +73,8 @@ class MossFP16Export(io.ComfyNode):
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
+        from ..fold.checkpoint.export import export_checkpoint  # in here: no part of ComfyUI's start
+
         unfold = inputs["action"] == "unfold"
         given = None if unfold else read_factors(inputs)
         factors = IDENTITY if unfold else given.with_c(DEFAULT.c) if given is not None else DEFAULT

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as mm
 import torch
 from comfy_api.latest import io
 
 from ..fold.errors import MossError
-from ..fold.measure.probe import ProbeResult, ProbeSettings, Prompt, probe
 from ..fold.parsing import parse_numbers, parse_sizes
 from ..fold.scaling.plan import plan_for
 from .apply import remove_fix
@@ -22,6 +21,9 @@ from .model.comfy_types import ModelPatcher
 from .model.moss import arch_of, moss_tree
 from .model.stored_fold import stored_fold_of
 from .ui import cancellable, cancelled, progress_bar
+
+if TYPE_CHECKING:  # else where it is used: what measures is no part of ComfyUI's start
+    from ..fold.measure.probe import ProbeResult, ProbeSettings, Prompt
 
 TITLE = "MOSS Activation Probe"
 
@@ -77,7 +79,7 @@ class MossFP16Probe(io.ComfyNode):
     def validate_inputs(cls, sizes: Any = None, sigmas: Any = None) -> bool | str:
         """What was typed is checked when the workflow is queued; None comes over a link, later."""
         given = ("1024x1024" if sizes is None else sizes, "1" if sigmas is None else sigmas)
-        return refusal(lambda: ProbeSettings(parse_sizes(given[0], "sizes"), parse_numbers(given[1], "sigmas")))
+        return refusal(lambda: settings_of(*given))
 
     @classmethod
     def execute(
@@ -90,7 +92,7 @@ class MossFP16Probe(io.ComfyNode):
         per_block: bool = False,
         target: float = 4096.0,
     ) -> io.NodeOutput:
-        settings = ProbeSettings(parse_sizes(sizes, "sizes"), parse_numbers(sigmas, "sigmas"), seed, per_block, target)
+        settings = settings_of(sizes, sigmas, seed, per_block, target)
         with cancellable():
             result = measure(model, prompts_of(conditioning), settings)
         found = result.to_json()
@@ -98,8 +100,17 @@ class MossFP16Probe(io.ComfyNode):
         return io.NodeOutput(result.factors, text, ui={"moss_fp16_probe": [found], "text": found["advice"]})
 
 
+def settings_of(sizes: str, sigmas: str, *others: Any) -> ProbeSettings:
+    """The settings that were typed; others: seed, per_block, target. MossError for what cannot be read."""
+    from ..fold.measure.probe import ProbeSettings
+
+    return ProbeSettings(parse_sizes(sizes, "sizes"), parse_numbers(sigmas, "sigmas"), *others)
+
+
 def measure(model: ModelPatcher, prompts: list[Prompt], settings: ProbeSettings) -> ProbeResult:
     """Probe a MODEL, adapters included, on the device that ComfyUI runs it on."""
+    from ..fold.measure.probe import probe
+
     tree = moss_tree(model, TITLE)
     arch, clone = arch_of(tree), remove_fix(model.clone())
     for prompt in prompts:
@@ -127,6 +138,8 @@ def measure(model: ModelPatcher, prompts: list[Prompt], settings: ProbeSettings)
 
 def prompts_of(conditioning: Any) -> list[Prompt]:
     """Every prompt of a CONDITIONING, by its place in it."""
+    from ..fold.measure.probe import Prompt
+
     found = []
     for index, (context, extra) in enumerate(conditioning):
         mask = extra.get("attention_mask")

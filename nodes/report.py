@@ -9,7 +9,6 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..fold.errors import MossError
-from ..fold.report.chart import render_chart
 from .inputs import CATEGORY
 from .model.comfy_types import ModelPatcher
 from .panel import publish
@@ -62,6 +61,8 @@ class MossFP16Report(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: ModelPatcher, passthrough: Any) -> io.NodeOutput:
+        from ..fold.report.chart import render_chart  # in here: what draws and measures is no part of ComfyUI's start
+
         fix = fix_of(model)
         if fix is None:
             raise MossError(

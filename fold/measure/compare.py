@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from ..errors import MossError
+from . import NOISE_LEVEL
 from .recording import RecordedRun, Step
 
 SCHEMA = "moss_fp16.compare/1"
-#: Flow-GRPO's own noise level for training rollouts.
-NOISE_LEVEL = 0.7
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -40,8 +40,7 @@ SMALLEST_SCALE = 2.0**-12
 SMALLEST_STOCK_SCALE = 2.0**-4
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One block of a report: what was counted, and the level that follows from it."""
 
     stats: BlockStats
@@ -62,8 +61,7 @@ class Block:
         }
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """The block with the largest peak (inf where something was not finite), and the totals."""
 
     peak: float
@@ -83,8 +81,7 @@ class Summary:
         }
 
 
-@dataclass(frozen=True)
-class Rescue:
+class Rescue(NamedTuple):
     """A model call the guard computed again: at which step and sigma, on which rung, and why."""
 
     step: int
@@ -104,23 +101,21 @@ class Rescue:
         }
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """An input to change on the node that the MODEL comes from."""
 
     input: str
     value: str
 
 
-@dataclass(frozen=True)
-class Remedy:
+class Remedy(NamedTuple):
     """What the user can do about it; `action` where changing one input is all it takes."""
 
     said: Message
     action: Setting | None = None
 
     def to_json(self) -> dict[str, Any]:
-        action = None if self.action is None else {"node": "source", **asdict(self.action)}
+        action = None if self.action is None else {"node": "source", **self.action._asdict()}
         return {**self.said.to_json(), "action": action}
 
 
@@ -154,8 +149,7 @@ class SelfCheck:
         return {**asdict(self), "difference": finite_or_none(self.difference)}
 
 
-@dataclass(frozen=True)
-class AppliedFactors:
+class AppliedFactors(NamedTuple):
     """The factors at work: the run's own, and the fold that the weights carry where there is one."""
 
     run: Factors

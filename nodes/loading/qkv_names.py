@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import KeysView, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +20,7 @@ from ...fold.qkv import COUNT, block_keys, join, row_range, split_parts
 from ..model.moss import ROOT
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """What the name of a fused weight stands for where q, k and v are weights of their own: `keys`, joined."""
 
     keys: tuple[str, ...]
@@ -31,8 +29,7 @@ class Joined:
         return join([weights[key] for key in self.keys])
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """What the name of q, k or v stands for where they are one weight: `rows` rows from `start` on of the fused one."""
 
     key: str
