@@ -4,10 +4,12 @@ A module that is called otherwise in another class is another value of `ModuleNa
 other file spells a module's path.
 """
 
-from collections.abc import Callable, Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 #: The rows of the shared modulation, in units of the model width: shift, scale and gate of attention, then of the FFN.
 MODULATION = ("shift_a", "scale_a", "gate_a", "shift_f", "scale_f", "gate_f")
@@ -50,16 +52,37 @@ class Part(NamedTuple):
     fused: bool | None = None
 
 
-# Named tuples, here and below: as dataclasses these tables would take longer to import than all the rest of inspect.
-class _Table:
-    """What the tables below can do. Each is a named tuple, `_asdict` of which gives its fields."""
+_T = TypeVar("_T", bound="_Table")
 
-    _asdict: Callable[[], dict[str, Any]]
+
+class _Table:
+    """Parts by field name: the class's own, but for those given. Equal where all are; never changed once made.
+
+    No dataclasses, here and below: to make them would take longer than all the rest of what `inspect` imports.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        # the class's own values, too: torch 2.4 cannot compile code that reads them off the class
+        self.__dict__.update(self.fields() | given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.fields().values()))
+
+    def fields(self) -> dict[str, Any]:
+        """Field name -> what it holds, parts and paths."""
+        return {name: getattr(self, name) for name in type(self).__annotations__}
+
+    def replaced(self: _T, **given: Any) -> _T:
+        """The same table with other values for some fields."""
+        return type(self)(**(self.fields() | given))
 
     @cached_property
     def parts(self) -> Mapping[str, Part]:
         """Field name -> part."""
-        return {name: value for name, value in self._asdict().items() if isinstance(value, Part)}
+        return {name: value for name, value in self.fields().items() if isinstance(value, Part)}
 
     @cached_property
     def by_path(self) -> Mapping[str, Part]:
@@ -81,7 +104,9 @@ class Block(_Table):
         return f"{self.blocks}.*.{part.path}.*"
 
 
-class _TextParts(NamedTuple):
+class TextBlock(Block):
+    """The modules of one text refiner block."""
+
     blocks: str = "text_embedder.blocks"
     norm1: Part = Part("norm1", Role.STREAM_NORM, "dim")
     norm2: Part = Part("norm2", Role.STREAM_NORM, "dim")
@@ -94,11 +119,9 @@ class _TextParts(NamedTuple):
     ffn_down: Part = Part("ffn_down", Role.STREAM_WRITER, "dim", "text_ffn_dim", bias=True)
 
 
-class TextBlock(_TextParts, Block):
-    """The modules of one text refiner block."""
+class JointBlock(Block):
+    """The modules of one joint block."""
 
-
-class _JointParts(NamedTuple):
     blocks: str = "layers"
     norm1: Part = Part("norm1", Role.STREAM_NORM, "dim")
     norm2: Part = Part("norm2", Role.STREAM_NORM, "dim")
@@ -113,11 +136,9 @@ class _JointParts(NamedTuple):
     ffn_down: Part = Part("proj.ffn_down", Role.FFN_WRITER, "dim", "ffn_dim")
 
 
-class JointBlock(_JointParts, Block):
-    """The modules of one joint block."""
+class ModuleNames(_Table):
+    """All modules: those there is one of, and those of a block. rope_bands: the key of RoPE's bands."""
 
-
-class _Modules(NamedTuple):
     video_embedder: Part = Part("video_embedder", Role.STREAM_WRITER, "dim", "latent_channels", bias=True)
     text_proj: Part = Part("text_embedder.proj", Role.STREAM_WRITER, "dim", "text_dim", bias=True)
     time_in: Part = Part("time_embedding.0", Role.CONDITIONING, "dim", "freq_dim", bias=True)
@@ -129,10 +150,6 @@ class _Modules(NamedTuple):
     text: TextBlock = TextBlock()
     joint: JointBlock = JointBlock()
     rope_bands: str = "rope.bands"
-
-
-class ModuleNames(_Modules, _Table):
-    """All modules: those there is one of, and those of a block. rope_bands: the key of RoPE's bands."""
 
     def markers(self) -> tuple[str, ...]:
         """Paths by which the model is recognised: no other model family has modules of these names."""
@@ -147,7 +164,7 @@ class ModuleNames(_Modules, _Table):
         number, _, inside = path.removeprefix(f"{block.blocks}.").partition(".")
         return block.by_path.get(inside) if number.isdecimal() else None
 
-    def block_of(self, path: str) -> "TextBlock | JointBlock | None":
+    def block_of(self, path: str) -> TextBlock | JointBlock | None:
         """The kind of block that a path lies in, or None."""
         return next((block for block in (self.text, self.joint) if path.startswith(f"{block.blocks}.")), None)
 
@@ -161,7 +178,7 @@ class ModuleNames(_Modules, _Table):
         part = self.of(path)
         return part is not None and part.role in NORMS
 
-    def renamed(self, paths: Mapping[str, str]) -> "ModuleNames":
+    def renamed(self, paths: Mapping[str, str]) -> ModuleNames:
         """The same table with other paths for some modules, old -> new.
 
         The old path of a block's module has a star for the block's number (`layers.*.proj.o`) and its new one begins
@@ -177,12 +194,12 @@ class ModuleNames(_Modules, _Table):
         blocks: dict[str, Any] = {}
         for name, block in (("text", self.text), ("joint", self.joint)):
             changed = changes(block, f"{block.blocks}.*.")
-            blocks[name] = block._replace(blocks=left.pop(block.blocks, block.blocks), **changed)
+            blocks[name] = block.replaced(blocks=left.pop(block.blocks, block.blocks), **changed)
         whole = changes(self, "") | blocks
         whole["rope_bands"] = left.pop(self.rope_bands, self.rope_bands)
         if left:
             raise KeyError(f"{', '.join(left)}: no module of this table")
-        return self._replace(**whole)
+        return self.replaced(**whole)
 
 
 OFFICIAL = ModuleNames()
