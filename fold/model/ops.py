@@ -25,7 +25,10 @@ class Unscale(NamedTuple):
 
 
 #: Where oneDNN has no fp16, torch's fp16 products on a CPU are several times slower than fp32 ones.
-_CPU_HAS_FP16 = bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported())
+_CPU_HAS_FP16 = bool(
+    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
