@@ -46,14 +46,16 @@ def memory_required(
 
 
 def _in_one_piece(base: Any, arch: MossArch, activations: int) -> bool:
-    """Whether the weights will be brought over or converted call by call."""
+    """Whether the weights will be brought over or converted call by call, or the device is a CPU."""
+    device = mm.get_torch_device()
+    if mm.is_device_cpu(device):
+        return True
     tree = unwrapped(base.diffusion_model)
     block, dtype = Modules(tree, arch.names).joint_block(0), base.get_dtype_inference()
     if ffn_slabs(block, dtype, block.ffn_up_gate.weight.device) == 1:
         return True
-    device = mm.get_torch_device()
     weights = sum(weight.nbytes for weight in tree.parameters())
-    return not mm.is_device_cpu(device) and weights + activations > mm.get_total_memory(device)
+    return bool(weights + activations > mm.get_total_memory(device))
 
 
 @contextlib.contextmanager
