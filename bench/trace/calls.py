@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -216,12 +215,3 @@ def rows(devices: tuple[str, ...] = DEVICES) -> Iterator[Row]:
             for batch in BATCHES:
                 for name in MODES:
                     yield row(device, Shape(side, batch), name)
-
-
-def whole_flops(one: Row, arch: MossArch = REAL) -> tuple[int, int]:
-    """Of all blocks: products, attention. What is outside the blocks is below one hundredth."""
-    return arch.depth * one.product_flops_block, arch.depth * one.attention_flops_block
-
-
-def tokens_of(one: Row) -> int:
-    return math.prod((one.side // PIXELS,) * 2) + TEXT

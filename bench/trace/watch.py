@@ -69,14 +69,6 @@ class Trace:
     def flops(self, kind: Kind) -> int:
         return sum(kernel.flops for kernel in self.kernels if kernel.kind == kind)
 
-    def by_name(self) -> dict[str, tuple[int, int]]:
-        """Operator -> (kernels, bytes), the largest first."""
-        found: dict[str, tuple[int, int]] = {}
-        for kernel in self.kernels:
-            count, moved = found.get(kernel.name, (0, 0))
-            found[kernel.name] = (count + 1, moved + kernel.moved)
-        return dict(sorted(found.items(), key=lambda item: -item[1][1]))
-
 
 class Watch(TorchDispatchMode):
     """Fills a `Trace` with every operator dispatched inside a FakeTensorMode. Enter it after that mode."""

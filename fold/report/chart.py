@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,11 +54,6 @@ def render_chart(report: Mapping[str, Any], width: int = 1280, height: int = 720
     Raises MossError when `report` is not one, when the size is not sensible, or when Pillow is missing.
     """
     return np.asarray(_draw(report, width, height), dtype=np.uint8)
-
-
-def save_png(report: Mapping[str, Any], path: str | Path, width: int = 1280, height: int = 720) -> None:
-    """Draw the report into a PNG file, replacing one that is there. Raises MossError as `render_chart` does."""
-    _draw(report, width, height).save(Path(path), "PNG")
 
 
 @dataclass(frozen=True)

@@ -46,13 +46,6 @@ def row_scale(name: str, arch: MossArch, factors: Factors) -> RowScale:
     return None if factor == 1.0 else factor
 
 
-def fold_tensor(
-    name: str, tensor: torch.Tensor, arch: MossArch, factors: Factors, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """``tensor`` (bare key ``name``) with the fold in it, rounded once to ``dtype`` (default: its own)."""
-    return rescale(tensor, multiply=row_scale(name, arch, factors), dtype=dtype)
-
-
 def unfold_tensor(
     name: str, tensor: torch.Tensor, arch: MossArch, factors: Factors, dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from adapter_files import KINDS, PREFIX, adapter, with_adapter
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.fold.scaling.weights import fold_tensor
+from moss_fp16_pack.fold.scaling.weights import rescale, row_scale
 from moss_fp16_pack.nodes.engines.adapters import FoldedPatches, RowScale
 from moss_fp16_pack.nodes.model.stored_fold import stored_fold_of
 from moss_fp16_pack.nodes.state import KEY, fix_of
@@ -100,7 +100,10 @@ def test_on_a_fold_that_is_kept(make: Any, kind: str, name: str) -> None:
         found = loaded_weights(model)
         for key, weight in expected.items():
             if key != "rope.bands":
-                assert torch.equal(found[key], fold_tensor(key, weight, arch, record.factors)), (order, key)
+                assert torch.equal(found[key], rescale(weight, multiply=row_scale(key, arch, record.factors))), (
+                    order,
+                    key,
+                )
         assert rel(out, expected_out) < 2e-6, order
         assert report(model)["mode"] == "weights"
         assert torch.equal(sample(fixed(kept), prompt, steps=2), bare)  # nothing stuck
@@ -175,7 +178,7 @@ def test_saving_a_kept_fold_with_an_adapter() -> None:
     assert record is not None
     for key, weight in expected.items():
         if key != "rope.bands":
-            folded = fold_tensor(key, weight, arch, record.factors)
+            folded = rescale(weight, multiply=row_scale(key, arch, record.factors))
             assert torch.equal(found[f"model.diffusion_model.{key}"].float(), folded), key
 
 

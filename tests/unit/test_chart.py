@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from reports import reports
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
 from fold.errors import MossError
-from fold.report.chart import COLOURS, render_chart, save_png
+from fold.report.chart import COLOURS, render_chart
 from fold.report.report import SCHEMA
 from fold.report.words import bars_of, counts, fact, show_bits, show_peak
 from fold.scaling.factors import factor_text
@@ -97,11 +96,6 @@ def test_what_is_no_report_is_refused_in_a_sentence(given: Any) -> None:
 def test_sizes_that_make_no_sense(width: int, height: int) -> None:
     with pytest.raises(MossError, match="pixels a side"):
         render_chart(report(), width, height)
-
-
-def test_png(tmp_path: Path) -> None:
-    save_png(report(), tmp_path / "chart.png", 320, 240)
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_report_without_levels_shows_none() -> None:
