@@ -19,7 +19,7 @@ def main() -> None:
     import logging
 
     logging.disable(logging.WARNING)
-    comfy_process.load_package("moss_bench", comfy_process.ROOT / "bench")
+    comfy_process.load_module("moss_bench", comfy_process.ROOT / "bench")
     from moss_bench.stats import interleave
 
     models = both(job["file"])

@@ -10,17 +10,18 @@ import asyncio
 import atexit
 import compileall
 import importlib
-import importlib.util
 import json
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests" / "tools"))
+from repo import load_module  # noqa: E402
+
 PACK = "moss_fp16_pack"
 
 
@@ -36,7 +37,6 @@ def answer(result: Any) -> None:
 
 def enter(comfyui: str, *, cpu: bool = True) -> dict[str, Any]:
     """Import ComfyUI, then the pack; returns what the pack's import cost."""
-    sys.path.append(str(ROOT / "tests" / "tools"))
     from comfy_server import comfy_arguments, prepare_base
 
     base = Path(tempfile.mkdtemp(prefix="moss-bench-base-"))
@@ -60,7 +60,7 @@ def import_pack() -> dict[str, Any]:
         compileall.compile_dir(ROOT / folder, quiet=1)  # as on every start but the first
     before = set(sys.modules)
     started = time.perf_counter()
-    module = load_package(PACK, ROOT)
+    module = load_module(PACK, ROOT)
 
     async def nodes() -> None:
         extension = await module.comfy_entrypoint()
@@ -75,14 +75,4 @@ def import_pack() -> dict[str, Any]:
 
 def foreign_class() -> None:
     """Give ComfyUI a MOSS-Image class of its own, as native support does: the one of the tests."""
-    load_package("foreign_moss_pack", ROOT / "tests" / "comfy" / "foreign_pack").register()
-
-
-def load_package(name: str, folder: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec and spec.loader
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    load_module("foreign_moss_pack", ROOT / "tests" / "comfy" / "foreign_pack").register()

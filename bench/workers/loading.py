@@ -21,7 +21,7 @@ def main() -> None:
     import logging
 
     logging.disable(logging.WARNING)
-    comfy_process.load_package("moss_bench", comfy_process.ROOT / "bench")
+    comfy_process.load_module("moss_bench", comfy_process.ROOT / "bench")
     things = {"stock": lambda: stock(job), "ours": lambda: ours(job, "auto"), "builtin": lambda: ours(job, "builtin")}
     if only := job.get("only"):
         from moss_bench.memory import peak_mb

@@ -7,29 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import comfy_process
+from fix_settings import FOLDS, SETTINGS
 
 MODELS = ("cool", "warm", "hot", "burst")
 STEPS = 8
 
-#: name -> the Fix node's inputs
-SETTINGS: dict[str, dict[str, Any]] = {
-    "online": {"fix": "online", "c": 1 / 16},
-    "online 1/256": {"fix": "online", "c": 1 / 256},
-    "managed": {"fix": "online", "c": 1 / 16, "engine": "managed"},
-    "fp32_residual": {"fix": "fp32_residual"},
-    "per block": {"fix": "online", "c": [1 / 16, 1 / 32, 1 / 32, 1 / 64]},
-    "s": {"fix": "online", "c": 1 / 16, "s_attn": 1 / 2, "s_ffn": 1 / 64},
-    "clamp": {"fix": "online", "c": 1 / 16, "clamp": True},
-}
 #: of what is refused, these are looked at: the other settings on our own forward come out as "managed" does
-PICTURES = ("online", "online 1/256", "managed")
+PICTURES = (*FOLDS, "managed")
 #: in what a class differs: name -> fields of the foreign pack's `Built`
 BUILT: dict[str, dict[str, Any]] = {
     **{f"writer {a:g}": {"writer": a} for a in (1e-4, 1e-3, 1e-2, 2e-2, 0.1, 0.5, 1.0, 10.0)},
@@ -199,5 +189,4 @@ def settings(quick: bool) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(comfy_process.ROOT / "tests" / "tools"))
     main()

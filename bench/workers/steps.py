@@ -27,7 +27,7 @@ def measure(job: dict[str, Any]) -> dict[str, list[float]]:
     import comfy.sd
     import torch
 
-    comfy_process.load_package("moss_bench", comfy_process.ROOT / "bench")
+    comfy_process.load_module("moss_bench", comfy_process.ROOT / "bench")
     from moss_bench.stats import interleave
 
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[job["dtype"]]

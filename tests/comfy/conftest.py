@@ -7,7 +7,6 @@ path, this repository is not, and the pack is imported the way ComfyUI does it: 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from comfy_server import ComfyServer, comfy_arguments, golden_models, prepare_base
 from no_links import pytest_runtest_call  # noqa: F401
-from repo import DATA, NO_COMFYUI, ROOT, find_comfyui
+from repo import DATA, NO_COMFYUI, ROOT, find_comfyui, load_module
 from serving import serve
 
 COMFYUI = find_comfyui()
@@ -33,16 +32,6 @@ def pytest_report_header() -> str:
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Without a ComfyUI there is nothing to import here."""
     return True if COMFYUI is None else None
-
-
-def _import_pack() -> None:
-    spec = importlib.util.spec_from_file_location(
-        PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-    )  # fmt: skip
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[PACK] = module
-    spec.loader.exec_module(module)
 
 
 def _enter_comfyui(comfyui: Path, base: Path) -> None:
@@ -72,7 +61,7 @@ def pytest_configure() -> None:
     if COMFYUI is not None:
         prepare_base(_BASE, {}, golden_models())
         _enter_comfyui(COMFYUI, _BASE)
-        _import_pack()
+        load_module(PACK, ROOT)
 
 
 def pytest_unconfigure() -> None:
@@ -141,3 +130,18 @@ def forgotten() -> Iterator[None]:
     self_check.forget_all()
     yield
     self_check.forget_all()
+
+
+@pytest.fixture
+def notices(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Every toast sent."""
+    from moss_fp16_pack.nodes.panel import publish
+
+    found: list[dict[str, Any]] = []
+
+    def send(event: str, data: dict[str, Any]) -> None:
+        if event == publish.NOTICE_EVENT:
+            found.append(data)
+
+    monkeypatch.setattr(publish, "_send", send)
+    return found

@@ -13,7 +13,6 @@ from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.report import counters
 from moss_fp16_pack.nodes.apply import apply_fix
 from moss_fp16_pack.nodes.inputs import read_options
-from moss_fp16_pack.nodes.panel import publish
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FP16_ERROR = 5e-3
@@ -26,18 +25,6 @@ pytestmark = pytest.mark.usefixtures("foreign")
 @pytest.fixture(params=MODELS)
 def make(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]
-
-
-@pytest.fixture
-def notices(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-
-    def send(event: str, data: dict[str, Any]) -> None:
-        if event == publish.NOTICE_EVENT:
-            found.append(data)
-
-    monkeypatch.setattr(publish, "_send", send)
-    return found
 
 
 class LatentEater:

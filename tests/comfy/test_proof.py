@@ -9,6 +9,7 @@ import comfy.model_management as mm
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, foreign_pack, load, marks, rel, report, sample, stock, unload
+from fix_settings import FOLDS, SETTINGS
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.scaling.plan import StreamPlan
 from moss_fp16_pack.nodes.guard import call as model_call
@@ -16,16 +17,6 @@ from moss_fp16_pack.nodes.guard import proof, self_check
 from moss_fp16_pack.nodes.inputs import FixOptions
 from moss_fp16_pack.nodes.state import CallState, Rung, fix_of
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "online": {"fix": "online", "c": 1 / 16},
-    "online 1/64": {"fix": "online", "c": 1 / 64},
-    "managed": {"fix": "online", "c": 1 / 16, "engine": "managed"},
-    "fp32_residual": {"fix": "fp32_residual"},
-    "per block": {"fix": "online", "c": [1 / 16, 1 / 32, 1 / 32, 1 / 64]},
-    "s": {"fix": "online", "c": 1 / 16, "s_attn": 1 / 2, "s_ffn": 1 / 64},
-    "clamp": {"fix": "online", "c": 1 / 16, "clamp": True},
-}
-FOLDS = ("online", "online 1/64")
 BY_HAND = ("managed", "fp32_residual")
 
 #: in what a class differs -> which of the settings do not compute what it does: folds on its own forward, ours, or both

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from comfy_server import ComfyServer
 from registry import published_files
-from repo import DATA, PACK_NAME, ROOT, find_comfyui
+from repo import DATA, PACK_NAME, ROOT, find_comfyui, load_module
 from safetensors.torch import load_file, save_file
 
 SETTINGS = ("MossFP16Loader.model_name=hot.safetensors", "KSampler.steps=2", "EmptyFlux2LatentImage.width=64",
@@ -33,13 +32,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(pack: Path) -> Any:
     """The client script among them."""
-    path = pack / "example_workflows" / "api" / "queue_prompt.py"
-    spec = importlib.util.spec_from_file_location("published_client", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module("published_client", pack / "example_workflows" / "api" / "queue_prompt.py")
 
 
 def test_a_run_from_the_published_files(pack: Path, client: Any, tmp_path: Path) -> None:

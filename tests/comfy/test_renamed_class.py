@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from comfy_runs import conditioning, fixed, rel, report, sample, stock, unload
 from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.fold.names import OFFICIAL
 from moss_fp16_pack.nodes.model import moss
+from repo import load_module
 
 FOREIGN = Path(__file__).parent / "foreign_pack"
 #: Attribute in the class's source -> its other name, and the entry that says so.
@@ -47,12 +47,7 @@ def renamed(tmp_path: Path) -> Iterator[None]:
         source = re.sub(rf"(?<=\.){old}\b", new, source)
     (folder / "model.py").write_text(source)
     (folder / "__init__.py").write_text((FOREIGN / "__init__.py").read_text())
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec and spec.loader
-    pack = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pack)
+    pack: Any = load_module(name, folder)
     convert = pack.ForeignMossConfig.process_unet_state_dict
 
     def converted(self: Any, weights: dict[str, Any]) -> dict[str, Any]:

@@ -13,25 +13,11 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock, unload
 from moss_fp16_pack.nodes.guard import proof, self_check
-from moss_fp16_pack.nodes.panel import publish
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 FP16_ERROR = 5e-3  # of a whole run of the golden models, in relative L2
 
 pytestmark = pytest.mark.usefixtures("forgotten")
-
-
-@pytest.fixture
-def notices(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Every toast sent."""
-    found: list[dict[str, Any]] = []
-
-    def send(event: str, data: dict[str, Any]) -> None:
-        if event == publish.NOTICE_EVENT:
-            found.append(data)
-
-    monkeypatch.setattr(publish, "_send", send)
-    return found
 
 
 @contextlib.contextmanager

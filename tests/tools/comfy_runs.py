@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 from typing import Any
 
 import comfy.model_management
@@ -18,7 +16,7 @@ from moss_fp16_pack.nodes.inputs import FixOptions
 from moss_fp16_pack.nodes.loading.load import load_moss
 from moss_fp16_pack.nodes.model.stored_fold import stored_fold_of
 from moss_fp16_pack.nodes.state import fix_of
-from repo import DATA
+from repo import DATA, ROOT, load_module
 from safetensors.torch import load_file
 
 torch.set_num_threads(1)  # the golden models are tiny; more threads only wait for each other
@@ -29,15 +27,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 def foreign_pack() -> Any:
     """The foreign class's pack, imported once; call its `register()` and `register.undo()`."""
     name = "foreign_moss_pack"
-    if name not in sys.modules:
-        folder = Path(__file__).parents[1] / "comfy" / "foreign_pack"
-        spec = importlib.util.spec_from_file_location(
-            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    return sys.modules.get(name) or load_module(name, ROOT / "tests" / "comfy" / "foreign_pack")
 
 
 def load(name: str, dtype: str = "fp32", *, engine: str = "builtin", unfold: bool = True) -> Any:

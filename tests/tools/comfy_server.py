@@ -5,7 +5,6 @@ Standard library only: the tests, the demo and the browser tests all use it. The
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from repo import DATA, PACK_NAME, ROOT
+from repo import DATA, PACK_NAME, ROOT, load_module
 
 START_SECONDS = 120.0
 LOG_LINES = 40
@@ -30,13 +29,7 @@ class ComfyUIError(RuntimeError):
 
 def load_client() -> ModuleType:
     """The example client script, as a module: what users run is what the tests talk through."""
-    path = ROOT / "example_workflows" / "api" / "queue_prompt.py"
-    spec = importlib.util.spec_from_file_location("moss_queue_prompt", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module("moss_queue_prompt", ROOT / "example_workflows" / "api" / "queue_prompt.py")
 
 
 def free_port() -> int:

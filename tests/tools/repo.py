@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK_NAME = "ComfyUI-MOSS-FP16"
@@ -33,3 +36,15 @@ def find_comfyui() -> Path | None:
             places.append(here.parent.parent)
     places += [Path.home() / "comfy" / "ComfyUI", ROOT / OWN_COMFYUI]
     return next((place.resolve() for place in places if is_comfyui(place)), None)
+
+
+def load_module(name: str, path: Path) -> ModuleType:
+    """Import a file, or the package in a folder, under a name of its own; nothing of it needs to be on sys.path."""
+    folder = path.is_dir()
+    spec = importlib.util.spec_from_file_location(
+        name, path / "__init__.py" if folder else path, submodule_search_locations=[str(path)] if folder else None
+    )
+    assert spec and spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
