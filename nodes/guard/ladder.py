@@ -11,11 +11,12 @@ from torch import Tensor
 from ...fold.model.observer import Kind, Observer
 from ...fold.report.counters import BlockStats
 from ...fold.report.messages import Message, message, named
+from ...fold.report.report import remarks_on
 from ...fold.scaling.factors import Factors
 from ...fold.scaling.plan import FP16_MAX, Mode, StreamPlan
 from ..state import Path, Rung, RungKind
 
-C_STEP, C_FLOOR = 2.0**-4, 2.0**-16
+C_STEP = 2.0**-4
 S_STEP, S_FLOOR = 2.0**-6, 2.0**-12
 
 
@@ -99,9 +100,10 @@ def _rungs_above(rung: Rung, evidence: Evidence, manageable: bool) -> Iterator[R
         return
     if manageable and evidence.writers and (shrunk := _shrink_s(f, evidence)) is not None:
         yield Rung(replace(plan, mode=_folded(plan), factors=shrunk), managed=True)
-    if evidence.stream and not plan.fp32_stream and min(f.c) * plan.baked.c[0] > C_FLOOR:
-        c = tuple(value * C_STEP for value in f.c)
-        yield Rung(replace(plan, mode=_folded(plan), factors=replace(f, c=c)), managed=rung.managed)
+    if evidence.stream and not plan.fp32_stream:
+        smaller = replace(plan, mode=_folded(plan), factors=replace(f, c=tuple(value * C_STEP for value in f.c)))
+        if not remarks_on(smaller, limited=True):  # else fp16 would lose more by it than it gains
+            yield Rung(smaller, managed=rung.managed)
     if manageable and not plan.fp32_stream:
         yield _wide_stream(plan, c=1.0)
     yield Rung(replace(plan, factors=f if rung.managed else Factors()), managed=rung.managed, dtype=torch.float32)

@@ -11,11 +11,17 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.report import counters
+from moss_fp16_pack.fold.report.report import remarks_on
+from moss_fp16_pack.fold.scaling.factors import Factors
+from moss_fp16_pack.fold.scaling.plan import StreamPlan
 from moss_fp16_pack.nodes.apply import apply_fix
+from moss_fp16_pack.nodes.guard.ladder import Evidence, next_rung
 from moss_fp16_pack.nodes.inputs import read_options
+from moss_fp16_pack.nodes.state import Rung
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FP16_ERROR = 5e-3
+UNIFORM = Factors(c=(1 / 16,))
 MODELS = {"builtin": load, "foreign": stock}
 
 
@@ -87,6 +93,33 @@ def test_the_rung_comes_from_the_evidence(make: Any, name: str, start: dict[str,
     assert found["summary"]["non_finite"] == 0
     assert found["summary"]["saturated"] == 0 or found["stream_dtype"] == "fp32"  # where 65504 is no limit
     assert found["model_calls"] == 3  # what was computed again is not counted twice
+
+
+@pytest.mark.parametrize(
+    ("plan", "manageable", "labels"),
+    [
+        (StreamPlan("online"), True, ["online c=1/16", "online c=1/256", "online c=1/4096", "fp32_residual"]),
+        (StreamPlan("online"), False, ["online c=1/16", "online c=1/256", "online c=1/4096"]),
+        # a factor that would leave its range in one step
+        (StreamPlan("online", Factors(c=(2.0**-10,))), True, ["fp32_residual"]),
+        # what the weights carry counts
+        (StreamPlan("weights", baked=Factors(c=(2.0**-8,))), False, ["online c=1/16"]),
+        # with stock eps a smaller c changes the function
+        (StreamPlan("online", eps="stock"), False, ["online c=1/16"]),
+        (StreamPlan("online", UNIFORM, eps="stock"), True, ["fp32_residual"]),
+    ],
+)
+def test_the_ladder_takes_no_factor_that_its_own_report_would_warn_of(
+    plan: StreamPlan, manageable: bool, labels: list[str]
+) -> None:
+    rung, found = Rung(plan, managed=manageable), []
+    evidence = Evidence(stream=("layer.0",))
+    while (above := next_rung(rung, evidence, manageable=manageable, path="builtin", disproved=set())) is not None:
+        rung = above
+        found.append(rung.label)
+        assert rung.dtype is not None or not remarks_on(rung.plan, limited=not rung.plan.fp32_stream), rung.label
+    assert found[:-1] == labels
+    assert rung.dtype == torch.float32
 
 
 def test_what_the_managed_forward_cannot_run_goes_to_fp32() -> None:
