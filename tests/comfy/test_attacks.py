@@ -8,10 +8,8 @@ from typing import Any
 import comfy.hooks
 import pytest
 import torch
-from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
+from comfy_runs import conditioning, fixed, kernels_of_a_compiler, load, rel, report, sample, stock
 from moss_fp16_pack.fold.errors import MossError
-from moss_fp16_pack.fold.model import forward
-from moss_fp16_pack.fold.model.kernels import FUNCTIONAL
 from moss_fp16_pack.nodes import apply
 from moss_fp16_pack.nodes.model.moss import is_manageable
 from moss_fp16_pack.nodes.panel import publish
@@ -225,14 +223,13 @@ def test_a_report_that_cannot_be_read_hides_no_error(make: Any, monkeypatch: pyt
 # ---- a rescue in compiled code ----------------------------------------------------------------------------------
 
 
-def test_a_rescue_under_torch_compile(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rescue_under_torch_compile(make: Any) -> None:
     """The rung changes under a compiled model: it is compiled anew, not run as before."""
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
     torch._dynamo.reset()
     prompt = conditioning("burst")
-    with monkeypatch.context() as plain:  # what a compiler gets; on a CPU the slabs have a tanh of their own
-        plain.setattr(forward, "chosen", lambda *_: FUNCTIONAL)
+    with kernels_of_a_compiler():
         expected = sample(fixed(make("burst", "fp16"), fix="none"), prompt, steps=2)
     model = fixed(make("burst", "fp16"), fix="none").clone()
     set_torch_compile_wrapper(model, backend="eager")

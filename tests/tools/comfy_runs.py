@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import comfy.model_management
 import comfy.sample
 import comfy.samplers
 import comfy.sd
+import pytest
 import torch
+from moss_fp16_pack.fold.model import forward
+from moss_fp16_pack.fold.model.kernels import FUNCTIONAL
 from moss_fp16_pack.fold.scaling.factors import Factors, GivenFactors
 from moss_fp16_pack.nodes.apply import apply_fix
 from moss_fp16_pack.nodes.inputs import FixOptions
@@ -28,6 +33,14 @@ def foreign_pack() -> Any:
     """The foreign class's pack, imported once; call its `register()` and `register.undo()`."""
     name = "foreign_moss_pack"
     return sys.modules.get(name) or load_module(name, ROOT / "tests" / "comfy" / "foreign_pack")
+
+
+@contextmanager
+def kernels_of_a_compiler() -> Iterator[None]:
+    """What runs meanwhile uses what compiled code uses: on a CPU the slabs have a tanh of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "chosen", lambda *_: FUNCTIONAL)
+        yield
 
 
 def load(name: str, dtype: str = "fp32", *, engine: str = "builtin", unfold: bool = True) -> Any:
