@@ -10,12 +10,13 @@ import comfy.samplers
 import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
+from moss_fp16_pack.fold.model.observer import Kind
 from moss_fp16_pack.fold.report import counters
 from moss_fp16_pack.fold.report.report import remarks_on
 from moss_fp16_pack.fold.scaling.factors import Factors
 from moss_fp16_pack.fold.scaling.plan import StreamPlan
 from moss_fp16_pack.nodes.apply import apply_fix
-from moss_fp16_pack.nodes.guard.ladder import Evidence, next_rung
+from moss_fp16_pack.nodes.guard.ladder import Evidence, WriterWatch, evidence_of, next_rung
 from moss_fp16_pack.nodes.inputs import read_options
 from moss_fp16_pack.nodes.state import Rung
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -550,3 +551,32 @@ def test_a_clamped_stream_is_not_rescued() -> None:
     found = report(model)
     assert out.isfinite().all() and found["rescues"] == []
     assert found["mode"] == "none" and found["summary"]["clamped"] > 0
+
+
+#: The kinds in which the watch takes a value that is not finite for the first one of a call, and what it concludes.
+FIRST = {
+    Kind.Q: Evidence(),
+    Kind.FFN_UP_GATE: Evidence(),
+    Kind.O: Evidence(attn=True),
+    Kind.FFN_DOWN: Evidence(ffn=True),
+}
+
+
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+def test_the_writer_that_overflowed_first_is_named_by_every_kind_that_a_forward_shows(kind: Kind) -> None:
+    watch = WriterWatch()
+    assert watch.wants_inner and not watch.saw_anything()
+    watch.inner(kind, 0, torch.tensor([1.0, -65503.0]), 1.0)
+    assert watch.saw_anything() and watch.first is None
+    # Saturated is out of range for what a block adds to the stream; what is between two of its modules may be large.
+    watch.inner(kind, 1, torch.tensor([1.0, -65504.0]), 1.0)
+    assert watch.first == (kind if kind in (Kind.O, Kind.FFN_DOWN) else None)
+    for value in (float("inf"), float("nan")):
+        watch.begin()
+        assert not watch.saw_anything()
+        watch.inner(kind, 1, torch.tensor([1.0, value]), 1.0)
+        assert watch.first == (kind if kind in FIRST else None)
+        # what comes after the first one is NaN because of it
+        for later in (Kind.O, Kind.FFN_DOWN):
+            watch.inner(later, 2, torch.tensor([float("nan")]), 1.0)
+        assert evidence_of([], watch) == FIRST.get(kind, Evidence(attn=True))
