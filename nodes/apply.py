@@ -101,7 +101,7 @@ def apply_fix(
     return clone
 
 
-def refuse_multigpu(*_: Any) -> None:
+def refuse_multigpu(*_: object) -> None:
     """Copies of the model on other GPUs would run without the patches, or with those of another module."""
     raise MossError("The MOSS fp16 fix runs on one GPU: take the multi-GPU node out.")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..fold.dtypes import dtype_name
 from ..fold.measure import NOISE_LEVEL
 from .inputs import CATEGORY
-from .model.comfy_types import ModelPatcher
+from .model.comfy_types import Conditioning, ModelPatcher
 from .model.moss import compute_dtype_of, moss_tree
 from .state import fix_of
 from .ui import cancellable, cancelled, image_of, progress_bar
@@ -73,8 +73,8 @@ class MossFP16Compare(io.ComfyNode):
         cls,
         reference: ModelPatcher,
         other: ModelPatcher,
-        positive: Any,
-        negative: Any,
+        positive: Conditioning,
+        negative: Conditioning,
         latent_image: dict[str, Any],
         steps: int,
         cfg: float,
@@ -101,7 +101,7 @@ class MossFP16Compare(io.ComfyNode):
 
 def record(
     model: ModelPatcher,
-    prompts: tuple[Any, Any],
+    prompts: tuple[Conditioning, Conditioning],
     latent: Tensor,
     sigmas: Tensor,
     cfg: float,

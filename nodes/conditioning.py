@@ -12,6 +12,7 @@ from ..fold.checkpoint.header import clip
 from ..fold.errors import MossError
 from ..fold.measure.conditioning import read_conditioning, save_conditioning
 from .inputs import CATEGORY, refusal
+from .model.comfy_types import Conditioning
 
 FOLDER = "moss_conditioning"
 EXTENSION = ".safetensors"
@@ -40,7 +41,7 @@ class MossFP16SaveConditioning(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, conditioning: Any, filename_prefix: str) -> io.NodeOutput:
+    def execute(cls, conditioning: Conditioning, filename_prefix: str) -> io.NodeOutput:
         if len(conditioning) != 1:
             raise MossError(
                 f"Save MOSS Conditioning stores one prompt, but this conditioning combines {len(conditioning)}: save "

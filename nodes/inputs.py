@@ -22,12 +22,12 @@ FACTOR_HINT_UNIFORM = "0.0625, 1/16 or 2^-4."
 FACTOR_HINT = "0.0625, 1/16, 2^-4, or a comma list with one value per block."
 
 
-def compute_dtype_input(first: str, tooltip: str) -> Any:
+def compute_dtype_input(first: str, tooltip: str) -> io.Combo.Input:
     """`first` is what the model computes in when nothing is chosen: auto (Loader) or keep (Fix)."""
     return io.Combo.Input("compute_dtype", options=[first, "fp16", "bf16", "fp32"], default=first, tooltip=tooltip)
 
 
-def fix_inputs(engines: list[str]) -> list[Any]:
+def fix_inputs(engines: list[str]) -> list[io.Input]:
     """fix and guard, then the advanced ones, in the order of the help pages."""
     return [
         io.Combo.Input(
@@ -49,7 +49,7 @@ def fix_inputs(engines: list[str]) -> list[Any]:
     ]
 
 
-def advanced_fix_inputs(engines: list[str]) -> list[Any]:
+def advanced_fix_inputs(engines: list[str]) -> list[io.Input]:
     """All optional, so that a workflow or API prompt written before an input existed still runs."""
     return [
         io.String.Input(
@@ -143,7 +143,7 @@ def advanced_fix_inputs(engines: list[str]) -> list[Any]:
     ]
 
 
-def accept_unproven_input() -> Any:
+def accept_unproven_input() -> io.Boolean.Input:
     """The last widget of a node, as a later one must be: a saved workflow holds its values by their place."""
     return io.Boolean.Input(
         "accept_unproven",

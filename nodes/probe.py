@@ -17,7 +17,7 @@ from .engines.casting import casting
 from .engines.managed import wrong_text
 from .engines.patches import attention_of
 from .inputs import CATEGORY, MossFactors, refusal
-from .model.comfy_types import ModelPatcher
+from .model.comfy_types import Conditioning, ModelPatcher
 from .model.moss import arch_of, moss_tree
 from .model.stored_fold import stored_fold_of
 from .ui import cancellable, cancelled, progress_bar
@@ -85,7 +85,7 @@ class MossFP16Probe(io.ComfyNode):
     def execute(
         cls,
         model: ModelPatcher,
-        conditioning: Any,
+        conditioning: Conditioning,
         sizes: str,
         sigmas: str,
         seed: int = 0,
@@ -136,7 +136,7 @@ def measure(model: ModelPatcher, prompts: list[Prompt], settings: ProbeSettings)
         )
 
 
-def prompts_of(conditioning: Any) -> list[Prompt]:
+def prompts_of(conditioning: Conditioning) -> list[Prompt]:
     """Every prompt of a CONDITIONING, by its place in it."""
     from ..fold.measure.probe import Prompt
 

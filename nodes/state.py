@@ -8,7 +8,7 @@ patched callables for the length of that call; nothing is ever stored on the mod
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -120,7 +120,7 @@ class Run:
     #: kinds of rungs whose proof failed: they do not exist for this run
     disproved: set[RungKind] = field(default_factory=set)
     #: the MODEL's part of the combinations that the self-check goes by
-    model_key: tuple[Any, ...] = ()
+    model_key: tuple[Hashable, ...] = ()
     #: whether the diffusion model's forward has been ours in this run
     reached: bool = False
     #: the user wants the managed path although its proof failed

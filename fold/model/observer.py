@@ -47,3 +47,15 @@ class Observer:
 
     def modulation(self, row: str, value: Tensor) -> None:
         """One row [B, D] of the shared modulation or of the head's, by its name in MODULATION or HEAD_MODULATION."""
+
+
+class CallObserver(Observer):
+    """An observer of one call at a time."""
+
+    def begin(self) -> None:
+        """Forget the call before."""
+        raise NotImplementedError
+
+    def saw_anything(self) -> bool:
+        """Whether the call in progress ran any block."""
+        raise NotImplementedError

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model.observer import Observer
+from ..model.observer import CallObserver
 from ..scaling.plan import FP16_MAX
 
 OVER, SATURATED, CLAMPED, NON_FINITE = range(4)
@@ -42,7 +42,7 @@ def site_names(text_blocks: int, depth: int) -> tuple[str, ...]:
     return tuple(f"text.{i}" for i in range(text_blocks)) + tuple(f"layer.{i}" for i in range(depth))
 
 
-class Counters(Observer):
+class Counters(CallObserver):
     """Device-side counters over the sites named. Only `read` and `read_call` wait for the device.
 
     Peaks are exact, one pass over the stream. Counts would take several more. On a CPU they are left out where the peak

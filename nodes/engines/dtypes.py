@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class OwnDtype:
     fix: whose model call may leave it out (a proof does, which is computed in fp32 throughout).
     """
 
-    def __init__(self, inner: Any, dtype: torch.dtype, fix: FixState, use: DtypeUse) -> None:
+    def __init__(self, inner: Callable[..., Tensor], dtype: torch.dtype, fix: FixState, use: DtypeUse) -> None:
         self.inner, self.dtype, self.fix, self.use = inner, dtype, fix, use
         self.run = in_own_dtype(inner, dtype)
 
@@ -53,7 +53,7 @@ class OwnDtype:
         out: Tensor = self.run(x) if self.fix.call.own_dtypes else self.inner(x)
         return out
 
-    def on(self, inner: Any) -> OwnDtype:
+    def on(self, inner: Callable[..., Tensor]) -> OwnDtype:
         """The same around another module's forward."""
         return OwnDtype(inner, self.dtype, self.fix, self.use)
 

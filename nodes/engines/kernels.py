@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,11 @@ class Kitchen(Slabs):
         return out
 
 
-def _kitchen() -> Any:
+def _kitchen() -> ModuleType:
     import comfy.quant_ops
 
-    return comfy.quant_ops.ck
+    kitchen: ModuleType = comfy.quant_ops.ck
+    return kitchen
 
 
 @functools.cache

@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import comfy.model_management as mm
 
@@ -14,6 +13,7 @@ from ...fold.arch import MossArch
 from ...fold.model.memory import activation_bytes
 from ...fold.model.modules import Modules
 from ...fold.scaling.plan import StreamPlan
+from ..model.comfy_types import BaseModel
 from ..model.foreign import unwrapped
 from ..state import FixState
 from .managed import ffn_slabs
@@ -25,7 +25,7 @@ Shapes = Mapping[str, Sequence[Sequence[int]]]
 
 
 def memory_required(
-    base: Any, arch: MossArch, plan: StreamPlan, input_shape: Sequence[int], cond_shapes: Shapes | None = None
+    base: BaseModel, arch: MossArch, plan: StreamPlan, input_shape: Sequence[int], cond_shapes: Shapes | None = None
 ) -> float:
     """Bytes of activations of one call for latents [B, C, h, w]; cond_shapes: of its conditionings, by name.
 
@@ -45,7 +45,7 @@ def memory_required(
     return float(needed(ffn_slabs=1 if _in_one_piece(base, arch, needed()) else 2))
 
 
-def _in_one_piece(base: Any, arch: MossArch, activations: int) -> bool:
+def _in_one_piece(base: BaseModel, arch: MossArch, activations: int) -> bool:
     """Whether the weights will be brought over or converted call by call, or the device is a CPU."""
     device = mm.get_torch_device()
     if mm.is_device_cpu(device):
@@ -59,7 +59,7 @@ def _in_one_piece(base: Any, arch: MossArch, activations: int) -> bool:
 
 
 @contextlib.contextmanager
-def told_to_comfyui(base: Any, fix: FixState) -> Iterator[None]:
+def told_to_comfyui(base: BaseModel, fix: FixState) -> Iterator[None]:
     """For the length of a run that our forward computes: ComfyUI gets our estimate from the BaseModel.
 
     Its own formula knows the class, not the forward that runs in its place, nor an fp32 stream.

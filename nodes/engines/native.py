@@ -15,7 +15,7 @@ from ...fold.names import GATE_ATTN, GATE_FFN, MODULATION
 from ...fold.scaling.plan import StreamPlan
 from ..model.comfy_types import ModelPatcher
 from ..model.foreign import below_replaced, patched_object
-from ..model.moss import ROOT, Tree, stream_norms, stream_writers
+from ..model.moss import ROOT, stream_norms, stream_writers
 from ..state import CallState, FixState
 
 
@@ -50,7 +50,7 @@ class ModuleWrapper:
         return type(self)(inner, self.fix, self.path, self.outer)
 
 
-def inside_wrappers(forward: Any) -> Any:
+def inside_wrappers(forward: object) -> object:
     """What the wrappers of this pack wrap; any other forward as it is."""
     while isinstance(forward, ModuleWrapper):
         forward = forward.inner
@@ -148,7 +148,7 @@ def wrapped_outside(tree: nn.Module, fix: FixState) -> Iterator[frozenset[str]]:
         yield frozenset(outside)
 
 
-def _restore_forward(module: nn.Module, forward: Any) -> None:
+def _restore_forward(module: nn.Module, forward: Callable[..., Any] | None) -> None:
     if forward is None:
         del module.forward  # the class's own
     else:
@@ -161,7 +161,7 @@ def eps_values(tree: nn.Module, arch: MossArch, plan: StreamPlan) -> dict[str, f
     return {path: base / unscale**2 for path, base in base_eps(tree, arch).items()}
 
 
-def base_eps(tree: Tree, arch: MossArch) -> dict[str, float]:
+def base_eps(tree: nn.Module, arch: MossArch) -> dict[str, float]:
     """The model's own eps, which is the same for all its stream norms and is never patched on q_norm."""
     stock = getattr(Modules(tree, arch.names).joint_block(0).q_norm, "eps", None)
     if not isinstance(stock, float) or not all(hasattr(tree.get_submodule(p), "eps") for p in stream_norms(arch)):
@@ -173,9 +173,10 @@ def base_eps(tree: Tree, arch: MossArch) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def norms_for(tree: Tree, arch: MossArch, plan: StreamPlan) -> Iterator[None]:
+def norms_for(tree: nn.Module, arch: MossArch, plan: StreamPlan) -> Iterator[None]:
     """The loaded module's stream norms with the eps of another plan, until this ends."""
-    norms = {tree.get_submodule(path): eps for path, eps in eps_values(tree, arch, plan).items()}
+    # Any: each has an eps, which torch's Module does not say
+    norms: dict[Any, float] = {tree.get_submodule(path): eps for path, eps in eps_values(tree, arch, plan).items()}
     before = {norm: norm.eps for norm in norms}
     try:
         for norm, eps in norms.items():

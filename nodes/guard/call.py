@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import comfy.model_management
 from comfy.patcher_extension import WrappersMP
-from torch import Tensor
+from torch import Tensor, nn
 
+from ...fold.model.observer import CallObserver, Observer
 from ...fold.scaling.plan import StreamPlan
 from ..engines.casting import casting
 from ..engines.managed import lost_changes, not_understood
@@ -23,14 +24,6 @@ from ..state import CallState, FixState, Run, Rung
 
 _POSITIONAL = ("c_concat", "c_crossattn", "control", "transformer_options")
 _OPTIONS = _POSITIONAL.index("transformer_options")
-
-
-class CallObserver(Protocol):
-    """An observer of single calls: `begin` forgets the one before, `saw_anything` tells whether a block ran."""
-
-    def begin(self) -> None: ...
-
-    def saw_anything(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class ModelCall:
         return {key: value for key, value in self._named.items() if key not in ("control", "transformer_options")}
 
     @property
-    def tree(self) -> Any:
+    def tree(self) -> nn.Module:
         # with torch.compile the attribute is swapped for the call; the modules below it are the same
         return unwrapped(self.base.diffusion_model)
 
@@ -90,7 +83,7 @@ class ModelCall:
     def sigma(self) -> float:
         return float(self.t.flatten()[0])
 
-    def compute(self, rung: Rung, observer: Any = None, *, exact: bool = False) -> Tensor:
+    def compute(self, rung: Rung, observer: Observer | None = None, *, exact: bool = False) -> Tensor:
         """The denoised x [B, C, h, w] on a rung. observer: looks at the streams. exact: all of it in the rung's dtype,
         quantized weights and the parameters with a dtype of their own, too.
 

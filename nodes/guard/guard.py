@@ -15,7 +15,7 @@ from ...fold.report.messages import Message, message
 from ...fold.report.report import CheckResult, Remedy, Rescue, SelfCheck
 from ..engines.adapters import refuse_unscaled
 from ..engines.router import OURS
-from ..model.comfy_types import Executor
+from ..model.comfy_types import BaseModel, Executor
 from ..panel import publish
 from ..panel.publish import Kind
 from ..panel.remedy import remedy_for
@@ -52,7 +52,7 @@ class Guard:
     def __init__(self, fix: FixState) -> None:
         self.fix = fix
 
-    def __call__(self, executor: Executor, x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, executor: Executor[BaseModel], x: Tensor, t: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         run = self.fix.current_run()
         watched = WatchedCall(ModelCall(self.fix, run, executor.class_obj, executor, x, t, args, kwargs))
         if run.model_calls == 0:
@@ -314,7 +314,7 @@ class WatchedCall:
             self.refuse(rung, verdict)
         return agree
 
-    def combination(self, rung: Rung, *, wrappers: bool) -> tuple[Any, ...]:
+    def combination(self, rung: Rung, *, wrappers: bool) -> self_check.Combination:
         """What a check holds for."""
         run, call = self.run, self.call
         run.model_key = run.model_key or self_check.of_model(call.tree, call.patcher)

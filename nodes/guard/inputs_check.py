@@ -12,6 +12,7 @@ from torch import Tensor
 from ...fold.arch import MossArch
 from ...fold.report.messages import Message, message
 from ..engines.managed import no_tokens, wrong_text
+from ..model.comfy_types import Guider
 
 
 def finite_items(x: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ def conditioning_fault(conds: Mapping[str, Any]) -> Message | None:
     return None
 
 
-def unusable_text(arch: MossArch, guider: Any, *, managed: bool) -> str | None:
+def unusable_text(arch: MossArch, guider: Guider, *, managed: bool) -> str | None:
     """A sentence about a conditioning that no call could use, before the model is loaded for it; None where all fit.
 
     guider: what samples. managed: our forward will run it; a class of ComfyUI's own may take other shapes.
@@ -47,7 +48,7 @@ def unusable_text(arch: MossArch, guider: Any, *, managed: bool) -> str | None:
     return None
 
 
-def _with_zeros(mask: Any) -> Tensor | None:
+def _with_zeros(mask: object) -> Tensor | None:
     """A mask that leaves something out; one that does not is not looked at any further."""
     return mask if isinstance(mask, Tensor) and not bool((mask != 0).all()) else None
 

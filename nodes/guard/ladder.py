@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...fold.model.observer import Kind, Observer
+from ...fold.model.observer import CallObserver, Kind
 from ...fold.report.counters import BlockStats
 from ...fold.report.messages import Message, message, named
 from ...fold.report.report import remarks_on
@@ -40,7 +40,7 @@ class Evidence:
         return message(f"reason_stream_{side}" if side else "reason_stream", blocks=named(self.stream))
 
 
-class WriterWatch(Observer):
+class WriterWatch(CallObserver):
     """Looks at the writers of one call that already failed: which side of a block overflowed first, if one did.
 
     A stream that overflowed before makes every later value NaN, so what goes into a writer is looked at as well.

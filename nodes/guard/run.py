@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import comfy.model_management
@@ -12,13 +13,16 @@ from ...fold.errors import MossError
 from ...fold.report.messages import Message, message
 from ...fold.report.report import State
 from ..engines.memory import told_to_comfyui
-from ..model.comfy_types import Executor
+from ..model.comfy_types import Executor, Guider
 from ..model.moss import compute_dtype_of
 from ..panel import publish
 from ..state import FixState, Run
 from .inputs_check import unusable_text
 
 log = logging.getLogger(__name__)
+
+#: (index, x0, x, total steps)
+OnStep = Callable[[int, Tensor, Tensor, int], object]
 
 _POSITIONAL = ("noise", "latent_image", "sampler", "sigmas", "denoise_mask", "callback")
 _CALLBACK = _POSITIONAL.index("callback")
@@ -30,7 +34,7 @@ class SamplingRun:
     def __init__(self, fix: FixState) -> None:
         self.fix = fix
 
-    def __call__(self, executor: Executor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, executor: Executor[Guider], *args: Any, **kwargs: Any) -> Tensor:
         # outer_sample(noise, latent_image, sampler, sigmas, denoise_mask, callback, ...): named or by position
         call = dict(zip(_POSITIONAL, args, strict=False)) | kwargs
         fix = self.fix
@@ -86,10 +90,10 @@ def _close(fix: FixState, run: Run, state: State) -> None:
         log.warning("The report of a run that failed could not be read from the device.", exc_info=True)
 
 
-def _following(run: Run, panel: publish.LivePanel, callback: Any) -> Any:
+def _following(run: Run, panel: publish.LivePanel, callback: OnStep | None) -> OnStep:
     """The sampler's step callback, which also counts steps."""
 
-    def step(index: int, x0: Any, x: Any, total: int) -> Any:
+    def step(index: int, x0: Tensor, x: Tensor, total: int) -> object:
         run.step, run.total_steps = index + 1, total
         panel.update()
         return None if callback is None else callback(index, x0, x, total)

@@ -6,7 +6,7 @@ call at both must agree. It does not see a writer so large at both that it drown
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
 from torch import Tensor, nn
 
@@ -24,10 +24,13 @@ HALVED_BOUND = 4e-3
 #: Checks in one run. A patch that counts its own calls looks like another one each time, and shall not double a run.
 MOST = 8
 
-_passed: dict[tuple[Any, ...], SelfCheck] = {}
+#: What a check holds for.
+Combination = tuple[Hashable, ...]
+
+_passed: dict[Combination, SelfCheck] = {}
 
 
-def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> tuple[Any, ...]:
+def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> Combination:
     """What of a MODEL a proof holds for: class, adapters, what is put on the modules.
 
     It stays as it is for a run, and takes longer to put together than the rest.
@@ -41,7 +44,7 @@ def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> tuple[Any, ...]:
     )
 
 
-def of_call(call: ModelCall, rung: Rung, *, wrappers: bool) -> tuple[Any, ...]:
+def of_call(call: ModelCall, rung: Rung, *, wrappers: bool) -> Combination:
     """What of a call a check holds for: conditioning keys, block patches, the rung; on our own forward the latent's
     size, on which a class may let positions depend. wrappers: other packs' wrappers, where they take part in it."""
     options = call.options
@@ -65,7 +68,7 @@ def of_call(call: ModelCall, rung: Rung, *, wrappers: bool) -> tuple[Any, ...]:
     )
 
 
-def _name(thing: Any) -> str:
+def _name(thing: object) -> str:
     """A patch's code and its plain settings, not its identity: the same node applied again is the same combination.
 
     The settings count because a patch of strength 0 passes for one that writes nothing.
@@ -78,12 +81,12 @@ def _name(thing: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}{plain or ''}"
 
 
-def remembered(key: tuple[Any, ...]) -> SelfCheck | None:
+def remembered(key: Combination) -> SelfCheck | None:
     """The proof of a combination that passed earlier in this process."""
     return _passed.get(key)
 
 
-def remember(key: tuple[Any, ...], verdict: SelfCheck) -> None:
+def remember(key: Combination, verdict: SelfCheck) -> None:
     """Keep the proof of a combination that passed."""
     _passed[key] = verdict
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +75,7 @@ def _has_size(shape: tuple[int, ...], h: int, w: int) -> bool:
     return any(a % h == 0 and b % w == 0 and a // h == b // w > 0 for a, b in pairwise(shape))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):

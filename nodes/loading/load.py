@@ -8,7 +8,6 @@ import functools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import comfy.model_management as mm
 import comfy.model_patcher
@@ -25,6 +24,7 @@ from ...fold.qkv import split_state_dict
 from ...fold.scaling.record import StoredFold
 from ...fold.scaling.weights import unfold_tensor
 from ..engines.dtypes import rules_on, store_parameters
+from ..model.comfy_types import ModelPatcher
 from ..model.moss import is_moss
 from ..model.native_class import native_config
 from ..model.stored_fold import KEY
@@ -53,7 +53,9 @@ STORED_BY_FLAG = {
 }
 
 
-def load_moss(path: str, dtype: str, unfold: bool, engine: str, rules: str = "", disable_dynamic: bool = False) -> Any:
+def load_moss(
+    path: str, dtype: str, unfold: bool, engine: str, rules: str = "", disable_dynamic: bool = False
+) -> ModelPatcher:
     """The MODEL of a checkpoint file or HF folder, weights stored in the compute dtype.
 
     dtype: auto, fp16, bf16 or fp32. unfold: take a recorded fold out of the weights. engine: auto, native, builtin.
@@ -141,7 +143,7 @@ def check_weights(checkpoint: Checkpoint, weights: dict[str, torch.Tensor], stop
 
 def load_native(
     weights: dict[str, torch.Tensor], dtype: torch.dtype, checkpoint: Checkpoint, disable_dynamic: bool
-) -> Any | None:
+) -> ModelPatcher | None:
     """Through ComfyUI's own detection; None where it does not know MOSS-Image."""
     if native_config(weights, checkpoint.metadata) is None:
         return None
@@ -160,7 +162,7 @@ def load_builtin(
     checkpoint: Checkpoint,
     rules: tuple[DtypeRule, ...],
     disable_dynamic: bool,
-) -> Any:
+) -> ModelPatcher:
     """The built-in class, placed as ComfyUI places its own.
 
     dtypes: what its weights are stored in, and what it computes in. It has q, k and v apart, as the official keys do,
@@ -179,7 +181,7 @@ def load_builtin(
     model = config.get_model(weights)
     tree = model.diffusion_model
     store_parameters(tree, rules_on(tree, checkpoint.arch.names, rules, dtype, own=True))
-    loaded = patcher(model, load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
+    loaded: ModelPatcher = patcher(model, load_device=mm.get_torch_device(), offload_device=mm.unet_offload_device())
     take_both_layouts(loaded)
     if not mm.is_device_cpu(loaded.offload_device):
         model.to(loaded.offload_device)

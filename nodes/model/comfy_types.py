@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+#: A CONDITIONING: one pair for each prompt that is combined, the text states [B, T, width] and what goes with them.
+Conditioning = Sequence[tuple[Tensor, dict[str, Any]]]
+
+
+class ModelSampling(Protocol):
+    """comfy.model_sampling's parametrization of one model."""
+
+    def timestep(self, sigma: Tensor) -> Tensor: ...
+
+    def noise_scaling(self, sigma: Tensor, noise: Tensor, latent: Tensor, max_denoise: bool = ..., /) -> Tensor: ...
 
 
 class BaseModel(Protocol):
     """comfy.model_base.BaseModel."""
 
-    diffusion_model: Any
+    diffusion_model: nn.Module
     manual_cast_dtype: torch.dtype | None
-    model_sampling: Any
+    model_sampling: ModelSampling
+    memory_required: Callable[..., float]
 
     def get_dtype(self) -> torch.dtype: ...
 
@@ -26,13 +39,16 @@ class ModelPatcher(Protocol):
 
     model: BaseModel
     patches: dict[str, list[Any]]
-    patches_uuid: Any
+    patches_uuid: UUID
     object_patches: dict[str, Any]
     object_patches_backup: dict[str, Any]
     load_device: torch.device
+    offload_device: torch.device
     cached_patcher_init: Any
 
-    def clone(self) -> Any: ...
+    def is_dynamic(self) -> bool: ...
+
+    def clone(self) -> ModelPatcher: ...
 
     def get_model_object(self, name: str) -> Any: ...
 
@@ -63,9 +79,20 @@ class ModelPatcher(Protocol):
     def get_additional_models_with_key(self, key: str) -> list[Any]: ...
 
 
-class Executor(Protocol):
+class Guider(Protocol):
+    """comfy.samplers.CFGGuider and its heirs: what samples. conds: by name, as ComfyUI has converted them."""
+
+    model_patcher: ModelPatcher
+    conds: dict[str, list[dict[str, Any]]]
+
+
+Owner = TypeVar("Owner", covariant=True)
+
+
+class Executor(Protocol, Generic[Owner]):
     """comfy.patcher_extension.WrapperExecutor: what a wrapper gets to call on. class_obj: whose method is wrapped."""
 
-    class_obj: Any
+    @property
+    def class_obj(self) -> Owner: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from types import CellType
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -11,10 +12,13 @@ from ...fold.errors import MossError
 from .comfy_types import ModelPatcher
 from .moss import ROOT
 
+_T = TypeVar("_T")
 
-def unwrapped(module: Any) -> Any:
+
+def unwrapped(module: _T) -> _T:
     """A module without torch.compile around it."""
-    return getattr(module, "_orig_mod", module)
+    inner: _T = getattr(module, "_orig_mod", module)
+    return inner
 
 
 def below_replaced(model: ModelPatcher, name: str) -> bool:
@@ -48,7 +52,7 @@ def patched_object(model: ModelPatcher, name: str) -> Any:
 
 
 def changed_modules(
-    tree: nn.Module, patcher: ModelPatcher | None, paths: Iterable[str], own_forward: Callable[[Any], Any]
+    tree: nn.Module, patcher: ModelPatcher | None, paths: Iterable[str], own_forward: Callable[[object], object]
 ) -> list[str]:
     """Those of the modules at `paths` that another pack has changed as a whole.
 
@@ -64,12 +68,12 @@ def changed_modules(
     return [path for path in paths if changed(path)]
 
 
-def _is_another_class(patch: Any, original: Any) -> bool:
+def _is_another_class(patch: object, original: object) -> bool:
     """Whether a module put in the place of another is of another class (and not that one compiled)."""
     return type(unwrapped(patch)) is not type(original)
 
 
-def _has_foreign_forward(module: nn.Module, own_forward: Callable[[Any], Any]) -> bool:
+def _has_foreign_forward(module: nn.Module, own_forward: Callable[[object], object]) -> bool:
     """Whether a forward of another pack, or a hook, is on a module."""
     module = unwrapped(module)
     forward = own_forward(module.__dict__.get("forward"))
@@ -77,13 +81,13 @@ def _has_foreign_forward(module: nn.Module, own_forward: Callable[[Any], Any]) -
     return not own or bool(module._forward_hooks) or bool(module._forward_pre_hooks)
 
 
-def held_by(thing: Any) -> list[Any]:
+def held_by(thing: object) -> list[object]:
     """What a callable of another pack holds, in its attributes and its closure."""
     held = list(getattr(thing, "__dict__", {}).values())
     return held + [cell_contents(cell) for cell in getattr(thing, "__closure__", None) or ()]
 
 
-def cell_contents(cell: Any) -> Any:
+def cell_contents(cell: CellType) -> object:
     """What a closure's cell holds; None for one that is not filled yet."""
     try:
         return cell.cell_contents

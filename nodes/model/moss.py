@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import nn
 
 from ...fold.arch import MossArch
 from ...fold.errors import MossError
@@ -17,13 +16,10 @@ CLASSES: tuple[ModuleNames, ...] = (OFFICIAL,)
 
 ROOT = "diffusion_model"
 
-#: A module tree with the official names. Its attributes are known by those names only, so to the checker it is Any.
-Tree = Any
 
-
-def moss_tree(model: ModelPatcher, node: str) -> Tree:
+def moss_tree(model: ModelPatcher, node: str) -> nn.Module:
     """The MODEL's diffusion model, if it is MOSS-Image. Raises MossError naming what was given instead."""
-    tree = getattr(model.model, ROOT, None)
+    tree: nn.Module = getattr(model.model, ROOT, nn.Module())
     missing = [_missing(tree, names) for names in CLASSES]
     if all(missing):
         raise MossError(
@@ -33,24 +29,24 @@ def moss_tree(model: ModelPatcher, node: str) -> Tree:
     return tree
 
 
-def is_moss(tree: Tree) -> bool:
+def is_moss(tree: nn.Module) -> bool:
     """Whether a diffusion model is MOSS-Image."""
     return any(not _missing(tree, names) for names in CLASSES)
 
 
-def names_of(tree: Tree) -> ModuleNames:
+def names_of(tree: nn.Module) -> ModuleNames:
     """What the modules of a MOSS-Image class are called."""
     return next((names for names in CLASSES if not _missing(tree, names)), OFFICIAL)
 
 
-def _missing(tree: Tree, names: ModuleNames) -> str | None:
+def _missing(tree: nn.Module, names: ModuleNames) -> str | None:
     """The first module that a tree lacks for being MOSS-Image under these names; None where it is."""
     needed = (names.shared_block_modulation, names.video_embedder, names.text_proj, names.final_norm_video)
     paths = (*(part.path for part in needed), names.joint.blocks, names.text.blocks)
     return next((path for path in paths if not has_module(tree, path)), None)
 
 
-def has_module(tree: Tree, path: str) -> bool:
+def has_module(tree: nn.Module, path: str) -> bool:
     """Whether something is at a path below a module tree."""
     try:
         module_at(tree, path)
@@ -59,7 +55,7 @@ def has_module(tree: Tree, path: str) -> bool:
     return True
 
 
-def arch_of(tree: Tree) -> MossArch:
+def arch_of(tree: nn.Module) -> MossArch:
     """The geometry of a module tree, whatever its weights are stored as (quantized ones are not looked at)."""
     if isinstance(arch := getattr(tree, "arch", None), MossArch):
         return arch
@@ -88,7 +84,7 @@ def compute_dtype_of(model: ModelPatcher) -> torch.dtype | None:
     return chosen if chosen is not None else model.model.get_dtype()
 
 
-def is_manageable(tree: Tree) -> bool:
+def is_manageable(tree: nn.Module) -> bool:
     """Whether a class has every module that the managed forward calls, where it expects it."""
     arch = arch_of(tree)
     return any(all(has_module(tree, path) for path, _ in arch.modules(fused)) for fused in (False, True))

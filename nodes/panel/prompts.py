@@ -48,11 +48,11 @@ def _models_into(prompt: Prompt, node_id: str) -> Iterator[str]:
                 yield name
 
 
-def _gives_model(node: Any, place: int) -> bool:
+def _gives_model(node: object, place: int) -> bool:
     known = comfy_nodes.NODE_CLASS_MAPPINGS.get(_kind(node))
     types = getattr(known, "RETURN_TYPES", ())
     return not 0 <= place < len(types) or str(types[place]) in ("MODEL", "*")
 
 
-def _kind(node: Any) -> str:
+def _kind(node: object) -> str:
     return str(node.get("class_type")) if isinstance(node, Mapping) else ""

@@ -119,7 +119,7 @@ class LivePanel:
             rows = packed if packed.device.type == "cpu" else torch.zeros(packed.shape)
             self._publish(rows.tolist())
 
-    def _publish(self, rows: list[Any]) -> None:
+    def _publish(self, rows: list[list[float]]) -> None:
         publish_running(self.fix, self.run, stats_of(self.run.counters.names, rows))
 
 
