@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("foreign")
 
 @pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_an_unfolded_file(make: Any, kind: str) -> None:
+def test_adapters_on_unfolded_weights_give_the_same_bits_before_and_after_the_fix(make: Any, kind: str) -> None:
     """Online: weights are never scaled, so adapters have nothing to notice."""
     prompt, plain = conditioning("hot"), make("hot", "fp32")
     file = adapter(kind, plain)
@@ -40,7 +40,7 @@ def test_on_an_unfolded_file(make: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_the_managed_path(kind: str) -> None:
+def test_adapters_on_the_managed_path_with_s_give_the_same_bits_as_without_the_fix(kind: str) -> None:
     """s acts on the inputs of o and ffn_down, so adapters there are as exact."""
     prompt, plain = conditioning("hot"), load("hot", "fp32")
     file = adapter(kind, plain)
@@ -50,7 +50,7 @@ def test_on_the_managed_path(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hot_fp16fix", "hot_fp16fix_s"])
-def test_on_a_folded_file_that_is_unfolded_at_load(name: str) -> None:
+def test_adapters_on_a_file_unfolded_at_load_give_the_same_bits_as_without_the_fix(name: str) -> None:
     prompt, plain = conditioning("hot"), load(name, "fp32", unfold=True)
     for kind in KINDS:
         file = adapter(kind, plain)
@@ -68,7 +68,9 @@ def loaded_weights(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
 @pytest.mark.parametrize("name", ["hot_fp16fix", "hot_fp16fix_s"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_fold_that_is_kept(make: Any, kind: str, name: str) -> None:
+def test_adapters_on_a_kept_fold_patch_the_weights_to_the_fold_of_the_patched_ones(
+    make: Any, kind: str, name: str
+) -> None:
     """The patched weights are the fold of the unfolded model's patched weights, to the bit."""
     prompt = conditioning("hot")
     kept = load(name, "fp32", unfold=False) if make is load else stock(name, "fp32")
@@ -184,7 +186,7 @@ def test_saving_a_kept_fold_with_an_adapter() -> None:
 
 @pytest.mark.parametrize("make", CLASSES.values(), ids=CLASSES)
 @pytest.mark.parametrize("kind", ["lora", "lokr", "loha"])
-def test_bypass_mode(make: Any, kind: str) -> None:
+def test_adapters_in_bypass_mode_give_the_same_bits_as_without_the_fix(make: Any, kind: str) -> None:
     """An adapter that adds to a module's output stands outside its forward; the factor goes on last all the same."""
     prompt, plain = conditioning("hot"), make("hot", "fp32")
     file = adapter(kind, plain)
@@ -212,7 +214,7 @@ def test_bypass_mode_on_a_kept_fold_is_refused() -> None:
     sample(model, conditioning("hot"), steps=1)
 
 
-def test_a_patch_of_another_pack_on_a_writer() -> None:
+def test_an_object_patch_of_another_pack_on_a_writer_is_scaled_with_it() -> None:
     """Something wraps the embedder after the fix and adds to its output at the stream's own scale."""
     prompt = conditioning("hot")
     for make in CLASSES.values():
@@ -230,7 +232,7 @@ def test_a_patch_of_another_pack_on_a_writer() -> None:
             assert torch.equal(sample(model, prompt, steps=2), expected)
 
 
-def test_half_precision(golden: dict[str, Any]) -> None:
+def test_a_lora_in_fp16_with_the_fix_stays_near_fp32(golden: dict[str, Any]) -> None:
     """The same in fp16, where LoRA and fold meet in practice."""
     prompt = conditioning("hot")
     for make in CLASSES.values():
@@ -240,7 +242,7 @@ def test_half_precision(golden: dict[str, Any]) -> None:
         assert rel(out, reference) < 6e-3
 
 
-def test_a_kept_fold_that_is_partly_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_on_a_kept_fold_give_the_same_bits_when_partly_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """--lowvram and --novram apply the patches at every call instead of once."""
     import comfy.model_management as mm
 
@@ -256,7 +258,7 @@ def test_a_kept_fold_that_is_partly_loaded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("kind", ["lora", "diff"])
-def test_official_keys_on_a_fused_file(kind: str) -> None:
+def test_adapters_with_split_keys_land_on_a_fused_file(kind: str) -> None:
     """The built-in class has q, k and v apart whatever the file has, so adapters for them land on both layouts."""
     prompt, plain = conditioning("hot"), load("hot", "fp32")
     file = adapter(kind, plain)

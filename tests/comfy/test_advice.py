@@ -57,7 +57,7 @@ def options_of(node: Any) -> dict[str, list[str]]:
     return {one.id: list(one.options) for one in node.define_schema().inputs if hasattr(one, "options")}
 
 
-def test_no_class_and_native_asked_for() -> None:
+def test_engine_auto_works_where_native_was_asked_for_without_a_class() -> None:
     assert "use engine = auto" in advised(lambda: load("cool", "fp16", engine="native"))
     assert works(load("cool", "fp16", engine="auto"))
 
@@ -76,7 +76,7 @@ def test_the_built_in_class_where_comfyui_has_one(foreign: None) -> None:
 
 
 @pytest.mark.parametrize("options", [{"fix": "fp32_residual"}, {"fix": "online", "clamp": True}])
-def test_the_managed_path(options: dict[str, Any], foreign: None) -> None:
+def test_the_engine_that_a_refusal_names_works(options: dict[str, Any], foreign: None) -> None:
     assert "Use engine = native, which needs fix = online" in refused(fixed(stock("cool", "fp16"), **options))
     assert works(with_patch(fixed(stock("cool", "fp16"), fix="online", engine="native")))
     said = advised(lambda: fixed(stock("cool", "fp16"), engine="native", **options))
@@ -84,7 +84,7 @@ def test_the_managed_path(options: dict[str, Any], foreign: None) -> None:
     assert works(fixed(stock("cool", "fp16"), engine="auto", **options))
 
 
-def test_copies_on_other_gpus() -> None:
+def test_taking_the_multi_gpu_node_out_works_as_the_refusal_says() -> None:
     spread = load("cool", "fp16")
     spread.set_additional_models("multigpu", [load("cool", "fp16")])
     assert advised(lambda: fixed(spread)).endswith("take the multi-GPU node out.")

@@ -83,7 +83,7 @@ def test_a_cache_cannot_pass_the_self_check(make: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_easycache(make: Any, dtype: str) -> None:
+def test_easycache_over_the_fix_gives_the_cached_run_in_range(make: Any, dtype: str) -> None:
     from comfy_extras.nodes_easycache import EasyCacheNode
 
     def easy(model: Any) -> Any:
@@ -113,7 +113,7 @@ def hooked(model: Any, prompt: list[Any]) -> list[Any]:
     return [[prompt[0][0], {**prompt[0][1], "hooks": hooks}]]
 
 
-def test_a_lora_of_a_hook(make: Any) -> None:
+def test_a_hooks_lora_gives_the_same_bits_with_the_fix(make: Any) -> None:
     prompt = conditioning("hot")
     plain = make("hot", "fp32")
     bare = sample(plain, prompt, steps=2)
@@ -161,7 +161,7 @@ def test_what_the_managed_path_cannot_run_is_named() -> None:
     sample(model, conditioning("cool"), steps=1)
 
 
-def test_a_class_built_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_without_our_modules_is_rescued_in_fp32_on_its_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the modules our forward needs, the native path still runs and the ladder ends in fp32."""
     prompt = conditioning("hot")
     reference = sample(stock("hot", "fp32"), prompt)
@@ -182,7 +182,7 @@ def test_a_class_built_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the server around it ---------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_going_down(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_going_down_ends_no_run(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("Event loop is closed")
 
@@ -198,7 +198,7 @@ def test_a_server_that_is_going_down(make: Any, monkeypatch: pytest.MonkeyPatch)
     [None, {}, [], "x", {"extra_pnginfo": None}, {"extra_pnginfo": []}, {"extra_pnginfo": {"workflow": []}},
      {"extra_pnginfo": {"workflow": {"id": 5}}}, {"extra_pnginfo": {"workflow": {"id": ["x"]}}}],
 )  # fmt: skip
-def test_whatever_came_along_with_the_prompt(extra: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_data_of_any_shape_gives_no_workflow_id_and_no_error(extra: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = SimpleNamespace(currently_running={0: (0, "p", {}, extra, [])})
     monkeypatch.setattr(PromptServer, "instance", SimpleNamespace(prompt_queue=queue), raising=False)
     monkeypatch.setattr(publish, "get_executing_context", lambda: SimpleNamespace(prompt_id="p", node_id="1"))

@@ -120,7 +120,7 @@ FILES = {"unfolded": ("hot", True), "auto": ("hot_fp16fix", True), "keep": ("hot
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_as_with_split_keys(kind: str, file: str) -> None:
+def test_adapters_with_fused_keys_give_the_same_as_with_split_keys(kind: str, file: str) -> None:
     """Before and after the fix, without one, at two strengths, on top of an adapter with split keys."""
     name, unfold = FILES[file]
     prompt, plain = conditioning("hot"), load(name, "fp32", unfold=unfold)
@@ -169,7 +169,7 @@ def test_every_spelling_that_split_keys_have(name: str) -> None:
         assert torch.equal(sample(with_adapter(model, file), prompt, steps=1), expected), spelling
 
 
-def test_through_the_loader_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comfyuis_lora_nodes_take_fused_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fused, apart = pair("lora_ab")
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "loras", ([str(tmp_path)], {".safetensors"}))
     save_file(fused, tmp_path / "fused.safetensors")
@@ -189,7 +189,7 @@ def test_through_the_loader_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kind", ["lora", "lokr", "loha"])
-def test_bypass_mode(kind: str) -> None:
+def test_fused_keys_in_bypass_mode_give_the_same_as_split_keys(kind: str) -> None:
     """The adapter wraps what stands for the fused matrix; nothing is left there when it is gone."""
     prompt, plain = conditioning("hot"), load("hot", "fp32")
 
@@ -207,7 +207,7 @@ def test_bypass_mode(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "loha", "diff"])
-def test_as_a_hook(kind: str) -> None:
+def test_fused_keys_of_a_hook_give_the_same_as_split_keys(kind: str) -> None:
     """Adapters that ComfyUI registers for a conditioning, twice in a row."""
     fused, apart = pair(kind)
     prompt, plain = conditioning("hot"), load("hot", "fp32")
@@ -227,7 +227,7 @@ def test_as_a_hook(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "lokr", "dora", "diff"])
-def test_partly_loaded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_keys_give_the_same_bits_when_partly_loaded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """--lowvram and --novram apply the patches at every call instead of once."""
     import comfy.model_management as mm
 
@@ -248,7 +248,7 @@ def test_partly_loaded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert size[0] > 0
 
 
-def test_saved_and_merged() -> None:
+def test_a_model_with_fused_keys_is_saved_and_merged_with_each_weight_once() -> None:
     """Names are only names: what is saved, counted, merged and extracted has each weight once, with the adapter in."""
     fused, apart = pair("lora")
     plain, other = load("hot", "fp32"), load("warm", "fp32")
@@ -389,7 +389,7 @@ def test_what_fits_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         assert "SHAPE MISMATCH" in caplog.text
 
 
-def test_half_precision() -> None:
+def test_fused_and_split_keys_give_the_same_weights_in_fp16() -> None:
     """Stored and computed in fp16, fixed: fused and split keys still give the same weights."""
     fused, apart = pair("lora")
     model, prompt = fixed(load("hot", "fp16")), conditioning("hot")
@@ -401,7 +401,7 @@ def test_half_precision() -> None:
 
 
 @pytest.mark.usefixtures("foreign")
-def test_a_class_of_comfyui_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_fused_keys_on_a_class_of_comfyuis_own_are_left_to_comfyui(caplog: pytest.LogCaptureFixture) -> None:
     """It is left as it is: fused keys fit one with fused weights, split keys do not, and the fix changes neither."""
     prompt, plain = conditioning("hot"), stock("hot", "fp32")
     fused, apart = pair("lora")

@@ -161,7 +161,7 @@ def overflow_from(step: int, sigmas: torch.Tensor) -> Any:
     return patch
 
 
-def test_a_rescue_in_mid_run(make: Any) -> None:
+def test_a_run_rescued_midway_goes_on_as_a_run_on_that_rung(make: Any) -> None:
     """Step 3 of 4 overflows whatever c is: the rest of the run equals an fp32-stream run from its latent on."""
     prompt = conditioning("cool")
     model = fixed(make("cool", "fp16"), fix="online", c=1 / 16, self_check=False)
@@ -192,7 +192,7 @@ def test_each_run_starts_where_it_was_asked_to(make: Any) -> None:
 # ---- calls of every shape ---------------------------------------------------------------------------------------
 
 
-def test_guidance_batches_and_skipped_layers(make: Any) -> None:
+def test_a_rescue_works_under_guidance_and_skipped_layers(make: Any) -> None:
     from comfy_extras.nodes_slg import SkipLayerGuidanceDiT, SkipLayerGuidanceDiTSimple
 
     positive, negative = conditioning("hot"), conditioning("hot", "case1")
@@ -215,7 +215,7 @@ def test_samplers_that_call_more_than_once_a_step(sampler: str) -> None:
     assert len(report(model)["rescues"]) == 1
 
 
-def test_one_bad_item_of_a_batch(make: Any) -> None:
+def test_one_bad_item_of_a_batch_has_the_batch_computed_again(make: Any) -> None:
     """Only one latent of the batch is large enough to overflow: the batch is computed again, the others' way too."""
     prompt = conditioning("cool")
     latent = torch.zeros(3, 128, 6, 4)
@@ -352,7 +352,7 @@ def test_a_broken_model_is_climbed_once_and_named(make: Any) -> None:
 # ---- off and report ---------------------------------------------------------------------------------------------
 
 
-def test_off_does_not_look(make: Any, notices: list[dict[str, Any]]) -> None:
+def test_guard_off_computes_nothing_again_and_reports_from_the_counts(make: Any, notices: list[dict[str, Any]]) -> None:
     model = fixed(make("hot", "fp16"), fix="none", guard="off")
     out = sample(model, conditioning("hot"), steps=2)
     found = report(model)
@@ -473,7 +473,7 @@ def test_the_guard_sees_saturation_without_the_panels_counters(make: Any) -> Non
     assert report(model)["blocks"] == []
 
 
-def test_a_compute_dtype_set_after_the_fix(make: Any) -> None:
+def test_the_guard_sees_fp16_that_was_set_after_the_fix(make: Any) -> None:
     """A node downstream turns a MODEL to fp16 whose fix was made for fp32: the guard still sees its saturation."""
     prompt = conditioning("hot")
     reference = sample(make("hot", "fp32"), prompt)

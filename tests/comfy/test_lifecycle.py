@@ -72,7 +72,7 @@ def half_model(request: pytest.FixtureRequest) -> Untouched:
 # ---- several fixes on one model ---------------------------------------------------------------------------------
 
 
-def test_two_fixes_alternated(half_model: Untouched) -> None:
+def test_fixes_with_other_settings_alternate_on_one_module_without_a_trace(half_model: Untouched) -> None:
     """Different settings, native and managed, on one loaded module: each run is its own."""
     models = {
         "plain": half_model.fixed(node_id="1"),
@@ -115,7 +115,7 @@ def test_the_last_fix_counts(half_model: Untouched) -> None:
     half_model.check()
 
 
-def test_ten_mixed_prompts(half_model: Untouched) -> None:
+def test_ten_prompts_on_two_fixes_leave_nothing_to_one_another(half_model: Untouched) -> None:
     fast, wide = half_model.fixed(), half_model.fixed(fix="fp32_residual", c=1.0, node_id="2")
     prompts = [conditioning("hot", case) for case in ("case0", "case1")]
     expected = {(i, j): sample(m, p, steps=1) for i, m in enumerate((fast, wide)) for j, p in enumerate(prompts)}
@@ -142,7 +142,9 @@ def test_unload_reload_and_another_model_between(half_model: Untouched) -> None:
 
 
 @pytest.mark.parametrize("memory", [1, 200_000], ids=["novram", "lowvram"])
-def test_partly_loaded(half_model: Untouched, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_models_give_the_same_bits_when_partly_loaded(
+    half_model: Untouched, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights that stay where they are and are cast at every call, as --novram and --lowvram do."""
     models = [half_model.fixed(), half_model.fixed(fix="fp32_residual", c=1.0), half_model.fixed(fix="none")]
     expected = [sample(model, half_model.prompt, steps=2) for model in models]
@@ -177,7 +179,9 @@ def ends_at(step: int, error: type[BaseException]) -> Any:
 
 @pytest.mark.parametrize("state", ENDINGS)
 @pytest.mark.parametrize("options", [{}, {"fix": "none"}, {"fix": "fp32_residual"}], ids=str)
-def test_it_ends_at_each_step(half_model: Untouched, state: str, options: dict[str, Any]) -> None:
+def test_a_run_that_ends_at_any_step_leaves_the_next_one_whole(
+    half_model: Untouched, state: str, options: dict[str, Any]
+) -> None:
     model = half_model.fixed(**options)
     whole = sample(model, half_model.prompt, steps=3)
     for step in range(3):
@@ -190,7 +194,7 @@ def test_it_ends_at_each_step(half_model: Untouched, state: str, options: dict[s
 
 
 @pytest.mark.parametrize("call", range(6))
-def test_it_ends_inside_any_call(half_model: Untouched, call: int) -> None:
+def test_a_run_that_ends_inside_any_call_leaves_nothing_behind(half_model: Untouched, call: int) -> None:
     """The first step's own call, the self-check's, the closer look's, the rescue's: inside a block of each."""
     self_check.forget_all()
     model = half_model.fixed(fix="online", c=1 / 2)
@@ -217,7 +221,7 @@ def test_it_ends_inside_any_call(half_model: Untouched, call: int) -> None:
 # ---- nodes around it --------------------------------------------------------------------------------------------
 
 
-def test_save_and_merge(base_model: Untouched, base: Path) -> None:
+def test_a_fixed_model_is_saved_and_merged_with_the_files_own_weights(base_model: Untouched, base: Path) -> None:
     """What is saved from a fixed MODEL are the file's own weights; a merge of fixed ones is the merge of plain ones."""
     from comfy_extras.nodes_model_merging import ModelMergeSimple, ModelSave
 
@@ -247,7 +251,7 @@ def test_save_and_merge(base_model: Untouched, base: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["fix first", "compile first"])
-def test_torch_compile(half_model: Untouched, order: str) -> None:
+def test_torch_compile_before_and_after_the_fix_computes_the_fold(half_model: Untouched, order: str) -> None:
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
     torch._dynamo.reset()
@@ -278,7 +282,7 @@ def test_torch_compile(half_model: Untouched, order: str) -> None:
     half_model.check()
 
 
-def test_skip_layer_guidance(base_model: Untouched) -> None:
+def test_skip_layer_guidance_before_and_after_the_fix_gives_the_same_bits(base_model: Untouched) -> None:
     from comfy_extras.nodes_slg import SkipLayerGuidanceDiT, SkipLayerGuidanceDiTSimple
 
     negative = conditioning("hot", "case1")
@@ -293,7 +297,7 @@ def test_skip_layer_guidance(base_model: Untouched) -> None:
         assert not torch.equal(plain, sample(base_model.model, base_model.prompt, negative=negative, cfg=3.0))
 
 
-def test_shift_nodes(base_model: Untouched) -> None:
+def test_shift_nodes_before_and_after_the_fix_give_the_same_bits(base_model: Untouched) -> None:
     from comfy_extras.nodes_model_advanced import ModelSamplingAuraFlow, ModelSamplingSD3
 
     for patch in (
@@ -380,7 +384,7 @@ RUNS: dict[str, Callable[[Any, list[Any]], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_runs_of_every_kind(base_model: Untouched, run: str) -> None:
+def test_runs_of_every_kind_give_the_same_bits_with_the_fold(base_model: Untouched, run: str) -> None:
     plain = RUNS[run](base_model.model, base_model.prompt)
     folded = base_model.fixed()
     assert torch.equal(RUNS[run](folded, base_model.prompt), plain)

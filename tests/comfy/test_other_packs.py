@@ -118,7 +118,7 @@ def state(model: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("order", ["first", "last"])
 @pytest.mark.parametrize("change", [name for name in CHANGES if name != "block_compiled"])  # compiling takes long
-def test_the_fold_stands_outside_of_it(change: str, order: str) -> None:
+def test_the_fold_stands_outside_of_what_other_packs_put_on_modules(change: str, order: str) -> None:
     apply, prompt = CHANGES[change], conditioning("hot")
     plain = stock("hot", "fp32")
     before, bare = state(plain), sample(plain, prompt)
@@ -150,7 +150,7 @@ def test_a_load_without_a_run_leaves_nothing(apply: Any, options: dict[str, Any]
     assert state(plain) == before
 
 
-def test_a_block_patched_and_then_replaced() -> None:
+def test_the_fold_holds_on_a_block_patched_and_then_replaced() -> None:
     plain, prompt = stock("hot", "fp32"), conditioning("hot")
     before = state(plain)
     reference = sample(block_replaced(block_patched(stock("hot", "fp32"))), prompt)
@@ -270,7 +270,7 @@ def darker(model: Any) -> Any:
     "options", [FOLD, {"fix": "fp32_residual"}, FOLD | {"rules": RULES}], ids=["fold", "wide", "own"]
 )
 @pytest.mark.parametrize("make", [load, stock])
-def test_a_clone_on_a_module_loaded_anew(make: Any, options: dict[str, Any]) -> None:
+def test_the_fix_goes_along_to_a_clone_on_a_module_loaded_anew(make: Any, options: dict[str, Any]) -> None:
     """What torch.compile and LoRA hooks get under dynamic VRAM: the fix has to go along."""
     prompt = conditioning("hot")
     reference = sample(darker(make("hot", "fp32")), prompt)
@@ -286,7 +286,7 @@ def test_a_clone_on_a_module_loaded_anew(make: Any, options: dict[str, Any]) -> 
     assert torch.equal(sample(first, prompt), bare)
 
 
-def test_such_a_clone_is_rescued() -> None:
+def test_a_clone_on_a_module_loaded_anew_is_rescued() -> None:
     prompt = conditioning("burst")
     reference = sample(stock("burst", "fp32"), prompt)
     model = fixed(stock("burst", "fp16"), fix="none")

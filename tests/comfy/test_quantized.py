@@ -122,7 +122,7 @@ def test_a_quantized_file_is_rescued(kind: str, loader: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["int8_convrot", "fp8_scaled"])
-def test_a_folded_quantized_file(kind: str, tmp_path: Path) -> None:
+def test_a_folded_quantized_file_is_unfolded_and_runs_online(kind: str, tmp_path: Path) -> None:
     """A file that carries a fold with s = 1 has no scaled row among the quantized ones, so it unfolds like any."""
     file = make_file("hot_fp16fix", kind, tmp_path)
     prompt = conditioning("hot")

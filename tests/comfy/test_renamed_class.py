@@ -108,6 +108,6 @@ def test_an_entry_in_classes_is_all_that_a_renamed_class_needs(
         assert found[name][1] == peaks, name
 
 
-def test_without_it_the_class_is_not_taken_for_moss_image(renamed: None) -> None:
+def test_a_renamed_class_without_an_entry_is_not_taken_for_moss_image(renamed: None) -> None:
     with pytest.raises(MossError, match="needs a MOSS-Image MODEL"):
         fixed(stock("hot", "fp16"))

@@ -58,7 +58,9 @@ def entry(node: str = "5", workflow: str | None = "w-1", **report: Any) -> dict[
     return {"node_id": node, "prompt_id": "p", "workflow_id": workflow, "state": "done", "report": report}
 
 
-def test_all_and_one(ask: Callable[..., Any], kept: store.ReportStore) -> None:
+def test_the_routes_give_all_reports_one_report_and_those_of_a_workflow(
+    ask: Callable[..., Any], kept: store.ReportStore
+) -> None:
     assert ask("GET", "/moss_fp16/reports")[2] == {}
     kept.put(entry("5", peak=1))
     kept.put(entry("12:3", peak=2))

@@ -140,7 +140,7 @@ def test_a_failed_combination_is_never_remembered_as_good(foreign: None) -> None
     assert rel(plain, sample(stock("hot", "fp32"), conditioning("hot"))) < FP16_ERROR
 
 
-def test_the_map_on_one_side_of_the_guidance_only(foreign: None) -> None:
+def test_a_control_map_on_one_side_of_the_guidance_is_found(foreign: None) -> None:
     """The side without the map runs first and passes; the other side must be checked all the same."""
     positive, negative = conditioning("hot", moss_control_map=control_map(3.0)), conditioning("hot", "case1")
     for a, b in ((positive, negative), (negative, positive)):
@@ -152,7 +152,7 @@ def test_the_map_on_one_side_of_the_guidance_only(foreign: None) -> None:
         self_check.forget_all()
 
 
-def test_a_map_that_starts_later(foreign: None) -> None:
+def test_a_control_map_that_starts_later_is_found(foreign: None) -> None:
     """A timestep range brings the control map in after the first steps passed."""
     late = conditioning("hot", moss_control_map=control_map(3.0), start_percent=0.5)
     prompt = conditioning("hot", end_percent=0.5) + late
@@ -240,7 +240,7 @@ def test_a_fold_kept_in_the_weights_is_checked_too(foreign: None) -> None:
 
 @pytest.mark.parametrize("eps", ["exact", "stock"])
 @pytest.mark.parametrize("c", [1 / 2, 1 / 16, 1 / 256, 1 / 4096])
-def test_no_false_alarm(foreign: None, c: float, eps: str) -> None:
+def test_small_factors_and_stock_eps_raise_no_false_alarm(foreign: None, c: float, eps: str) -> None:
     """Small factors bring subnormals, stock eps another function: neither is an unknown writer."""
     model = fixed(stock("cool", "fp16"), fix="online", c=c, eps=eps, guard="off")
     sample(model, conditioning("cool"), steps=1)
@@ -282,7 +282,7 @@ def test_a_wrapper_that_changes_at_every_call_does_not_double_the_run(foreign: N
     assert report(model)["self_check"]["result"] == "passed"
 
 
-def test_a_wrapper_that_adds_to_the_stream(foreign: None) -> None:
+def test_a_wrapper_that_adds_to_the_stream_is_found(foreign: None) -> None:
     """By a block patch of its own, of which nobody else in the call knows."""
 
     def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ def shapes_of(name: str) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", ["hot", "hot_fused_qkv"])
-def test_golden_geometry(name: str) -> None:
+def test_the_geometry_of_golden_files_is_read_off_their_shapes(name: str) -> None:
     arch = MossArch.from_shapes(shapes_of(name), name)
     expected = json.loads((DATA / "expected.json").read_text())["arch"]
     assert {field: value for field, value in arch.sizes().items() if field != "text_ffn_dim"} == expected

@@ -84,7 +84,7 @@ def test_headless_modes_and_the_gpu_script_run(monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().out == gpu.NO_GPU + "\n"
 
 
-def test_plot_and_files(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_bench_writes_its_plot_and_files(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     points = [
         {"axis": axis, "at": at, "ratio": 1.0 + at / 1e5, "low": 0.99, "high": 1.02, "pairs": 3, "shape": ""}
         for axis in ("image tokens", "blocks")

@@ -105,7 +105,7 @@ def test_a_report_without_levels_shows_none() -> None:
     assert counts(given) == "no value saturated, none NaN/inf"
 
 
-def test_numbers_in_words() -> None:
+def test_peaks_bits_and_factors_are_shown_as_people_write_them() -> None:
     assert [show_peak(v) for v in (31234.0, 812.4, 12.34, 0.0123, 1e-5)] == ["3.1e4", "812", "12", "0.012", "1.0e-5"]
     assert [show_bits(v) for v in (4.07, 1.0, 0.96, 0.079, 0.0007)] == ["4.1", "1.0", "0.96", "0.08", "0.0007"]
     assert [factor_text(v) for v in (0.0625, 1.0, 2.0, 0.3)] == ["1/16", "1", "2", "0.3"]

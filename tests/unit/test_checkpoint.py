@@ -37,7 +37,7 @@ def assert_holds_golden(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> N
 
 
 @pytest.mark.parametrize("name", ["hot", "hot_prefixed", "hot_fused_qkv"])
-def test_golden_layouts(name: str) -> None:
+def test_layout_prefix_and_dtype_of_golden_files_are_recognised(name: str) -> None:
     with open_checkpoint(DATA / f"{name}.safetensors") as checkpoint:
         assert checkpoint.fused == ("fused" in name)
         assert checkpoint.prefix == ("model.diffusion_model." if "prefixed" in name else "")
@@ -65,7 +65,7 @@ def test_record_and_dtype_of_a_fixed_file() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "diffusion_model.", "transformer."])
-def test_all_in_one_files(tmp_path: Path, prefix: str) -> None:
+def test_all_in_one_files_are_opened_without_their_other_components(tmp_path: Path, prefix: str) -> None:
     others = {
         "vae.decoder.conv.weight": torch.ones(2),
         "text_encoders.layers.0.weight": torch.ones(3),
@@ -91,7 +91,7 @@ def test_rope_bands_may_be_absent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inside", ["", "transformer"])
 @pytest.mark.parametrize("sharded", [True, False])
-def test_hf_folders(tmp_path: Path, inside: str, sharded: bool) -> None:
+def test_hf_folders_are_opened_single_and_sharded(tmp_path: Path, inside: str, sharded: bool) -> None:
     place, tensors = tmp_path / inside, golden("hot_fp16fix")
     record = {RECORD_KEY: '{"c": 0.0625}'}
     if sharded:
@@ -113,7 +113,7 @@ def test_tensors_are_mapped_not_copied() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_scaled", "nvfp4", "fp8"])
-def test_quantized_files(tmp_path: Path, kind: str) -> None:
+def test_quantized_files_are_recognised_and_stay_as_stored(tmp_path: Path, kind: str) -> None:
     tensors = quantized(kind)
     with open_checkpoint(save(tmp_path / "q.safetensors", tensors)) as checkpoint:
         assert checkpoint.quantization == kind

@@ -62,7 +62,7 @@ def inspected(capsys: pytest.CaptureFixture[str], path: str | Path) -> dict[str,
         ),
     ],
 )
-def test_inspect(
+def test_inspect_says_what_a_golden_file_is(
     capsys: pytest.CaptureFixture[str], name: str, layout: str, prefix: str, dtype: str, fold: object
 ) -> None:
     found = inspected(capsys, DATA / f"{name}.safetensors")
@@ -139,7 +139,9 @@ BAD_RECORDS = {
 
 @pytest.mark.parametrize("text", BAD_RECORDS)
 @pytest.mark.parametrize("command", ["inspect", "export", "unfold"])
-def test_bad_records(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, text: str) -> None:
+def test_a_bad_record_is_named_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, text: str
+) -> None:
     file = save(tmp_path / "bad.safetensors", golden("cool"), {RECORD_KEY: text})
     rest = () if command == "inspect" else (tmp_path / "out.safetensors",)
     said = refused(capsys, command, file, *rest)
@@ -168,13 +170,15 @@ def test_bad_records(capsys: pytest.CaptureFixture[str], tmp_path: Path, command
         (["demo-checkpoint", "T", "--seed", "x"], "seed"),
     ],
 )
-def test_bad_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], message: str) -> None:
+def test_bad_arguments_are_one_sentence_and_leave_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], message: str
+) -> None:
     argv = [word.replace("T", str(tmp_path / "out.safetensors")) if word in ("T", "T.pt") else word for word in argv]
     assert message in refused(capsys, *argv)
     assert not list(tmp_path.iterdir())
 
 
-def test_truncated_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_truncated_file_is_named_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     content = (DATA / "hot.safetensors").read_bytes()
     file = tmp_path / "cut.safetensors"
     for length in (3, 100, 8000, len(content) - 1):
@@ -198,7 +202,9 @@ def test_what_is_not_the_users_fault_exits_with_1(
     assert status == 1 and err.startswith("ZeroDivisionError: oops") and err.count("\n") == 1
 
 
-def test_demo_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_demo_checkpoint_writes_a_model_of_the_sizes_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     target, inputs = tmp_path / "demo.safetensors", tmp_path / "io.safetensors"
     sizes = ("--dim", "64", "--depth", "2", "--heads", "2", "--text-dim", "24", "--seed", "7")
     status, out, _ = run(capsys, "demo-checkpoint", target, *sizes, "--io", inputs)
@@ -248,7 +254,7 @@ def test_an_unknown_option_points_to_the_commands_own_help(capsys: pytest.Captur
     assert err == "python -m fold export: unrecognized arguments: --out x (see python -m fold export --help)\n"
 
 
-def test_as_a_module(tmp_path: Path) -> None:
+def test_python_m_fold_exits_with_2_and_a_sentence(tmp_path: Path) -> None:
     with module("inspect", str(tmp_path / "no"), stderr=subprocess.PIPE) as process:
         assert process.communicate()[1] == f"{tmp_path / 'no'} does not exist.\n"
     assert process.returncode == 2

@@ -344,7 +344,9 @@ def test_the_command_walks_with_guidance(tmp_path: Path, cond: str, capsys: pyte
     assert same["overall"]["guided"]["model_output_max_abs_diff"] == 0.0
 
 
-def test_save_and_against(tmp_path: Path, cond: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_run_is_compared_against_as_if_run_anew(
+    tmp_path: Path, cond: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, half = str(tmp_path / "run.safetensors"), str(tmp_path / "half.safetensors")
     walked = [f"--cond={cond}", "--size=64x96", "--steps=3", "--cfg=3", "--skip=1"]
     assert main(["compare", HOT, *walked, f"--save={run}"]) == 0
@@ -361,7 +363,7 @@ def test_save_and_against(tmp_path: Path, cond: str, capsys: pytest.CaptureFixtu
     )
 
 
-def test_two_checkpoints(tmp_path: Path, cond: str) -> None:
+def test_compare_takes_two_checkpoints(tmp_path: Path, cond: str) -> None:
     walked = [f"--cond={cond}", "--size=64x96", "--steps=2"]
     fixed = str(DATA / "hot_fp16fix_bf16.safetensors")
     found = compare(tmp_path, fixed, f"--reference={HOT}", *walked)

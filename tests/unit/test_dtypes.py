@@ -211,7 +211,7 @@ def test_input_policy_names_are_checked() -> None:
         ("passthrough", (torch.float32, torch.bfloat16, HALF)),
     ],
 )
-def test_input_policy(choice: str, dtypes: tuple[Any, ...]) -> None:
+def test_an_input_policy_gives_each_input_its_dtype(choice: str, dtypes: tuple[Any, ...]) -> None:
     given = (torch.ones(1), torch.ones(1, dtype=torch.bfloat16), torch.ones(1, dtype=HALF))
     out = InputPolicy(choice, choice, choice).apply(*given, HALF)
     assert tuple(tensor.dtype for tensor in out) == dtypes

@@ -69,7 +69,7 @@ def test_an_error_is_still_a_line_and_exit_2(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_real_pipe(model: Path, encoding: str) -> None:
+def test_a_command_writes_to_a_real_pipe_of_any_encoding(model: Path, encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     command = [sys.executable, "-m", "fold", *commands(model)["sample"]]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
@@ -78,7 +78,9 @@ def test_a_real_pipe(model: Path, encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_dev_py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+def test_dev_py_writes_to_a_pipe_of_any_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
     comfyui = tmp_path / "模型 😀"
     (comfyui / "comfy").mkdir(parents=True)
     for name in ("main.py", "comfy/cli_args.py"):

@@ -119,7 +119,7 @@ def test_the_same_fold_again_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("source", "fused"), [("hot", True), ("hot_fused_qkv", False), ("hot_fused_qkv", None)])
-def test_layouts(tmp_path: Path, source: str, fused: bool | None) -> None:
+def test_export_splits_and_joins_q_k_v_to_the_golden_files(tmp_path: Path, source: str, fused: bool | None) -> None:
     target = tmp_path / "out.safetensors"
     export_checkpoint(DATA / f"{source}.safetensors", target, dtype="keep", fused=fused)
     assert_same(target, golden("hot" if fused is False else "hot_fused_qkv"))
@@ -162,7 +162,7 @@ def test_rope_bands_are_kept_in_fp32_or_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_scaled", "nvfp4"])
-def test_quantized_sources(tmp_path: Path, kind: str) -> None:
+def test_export_leaves_quantized_tensors_alone_or_refuses(tmp_path: Path, kind: str) -> None:
     """With s = 1 no quantized tensor is touched; with s != 1 one would be, and that is refused."""
     source, target = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
     tensors = quantized(kind)
@@ -338,7 +338,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, drafts: str, error: type[Ba
     assert listing(tmp_path) == []
 
 
-def test_cancelling(tmp_path: Path, drafts: str) -> None:
+def test_a_cancelled_export_leaves_nothing(tmp_path: Path, drafts: str) -> None:
     answers: Iterator[bool] = iter([False] * 5 + [True] * 99)
     with pytest.raises(MossCancelledError, match="cancelled"):
         export_checkpoint(HOT, tmp_path / "out.safetensors", DEFAULT, cancel=lambda: next(answers))

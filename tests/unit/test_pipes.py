@@ -31,7 +31,7 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
     timer.join()
 
 
-def test_factors_are_not_awaited(pipe: Path) -> None:
+def test_factors_are_not_awaited_from_a_pipe(pipe: Path) -> None:
     with pytest.raises(MossError, match="not a regular file"):
         read_factors(pipe)
 
@@ -44,7 +44,9 @@ def test_a_result_takes_no_pipes_place(pipe: Path, overwrite: bool) -> None:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_nor_by_the_command_line(pipe: Path, link: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_replaces_no_pipe_by_a_result(
+    pipe: Path, link: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = pipe
     if link:
         target = tmp_path / "link.safetensors"

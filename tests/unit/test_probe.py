@@ -165,7 +165,7 @@ def peaks(stream: list[float], o: list[float], ffn: list[float], entry: float = 
     return Peaks(entry, 1.0, (BlockPeaks("text.0", text, 1.0, 1.0, None, 1.0),), joint)
 
 
-def test_the_rule() -> None:
+def test_factors_are_chosen_by_the_largest_peaks() -> None:
     found = peaks([4096.0, 4097.0, 100.0], [1.0, 8192.0, 1.0], [1.0, 1.0, 70000.0], text=20000.0)
     assert choose_factors(found) == Factors((1 / 8,), (1 / 2,), (1 / 32,))
     assert choose_factors(found, per_block=True) == Factors((1 / 8, 1 / 2, 1 / 2), (1.0, 0.5, 1.0), (1.0, 1.0, 1 / 32))

@@ -25,7 +25,7 @@ def test_golden_records_are_read_and_written_the_same(name: str) -> None:
     assert FoldRecord.of(record.factors).to_json() == text
 
 
-def test_fields() -> None:
+def test_the_fields_of_a_record_are_read() -> None:
     record = FoldRecord.parse(golden_metadata("hot_fp16fix_s")[RECORD_KEY], "x")
     assert record == FoldRecord(0.0625, 0.5, 0.25)
     assert record.factors == Factors((0.0625,), (0.5,), (0.25,))

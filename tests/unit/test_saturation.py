@@ -35,7 +35,7 @@ def test_names_put_the_text_blocks_first() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])
-def test_counts(dtype: torch.dtype) -> None:
+def test_elements_over_saturated_and_the_peak_are_counted(dtype: torch.dtype) -> None:
     watch = counters()
     watch.stream(
         1, torch.tensor([1.0, -4096.0, 4128.0, -8192.0, 65536.0 if dtype != torch.float16 else 65504.0]).to(dtype)
@@ -59,7 +59,7 @@ def test_what_is_not_finite_is_counted_once_and_marks_the_peak(bad: float) -> No
     assert (row.max_abs, row.over, row.saturated, row.non_finite) == (INF, 1, 1, 2)
 
 
-def test_clamped_elements() -> None:
+def test_elements_beyond_the_clamp_are_counted() -> None:
     watch = counters()
     for value in ([5.0, -5.0, 4.0, -4.0, 4.0001], [1.0], [INF, 3.0]):
         watch.clamping(0, torch.tensor(value), 4.0)

@@ -102,7 +102,9 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("fix", "half", "stored", "factors", "mode", "run", "baked", "eps"), TABLE)
-def test_the_plan_chosen(fix, half, stored, factors, mode, run, baked, eps) -> None:  # type: ignore[no-untyped-def]
+def test_the_plan_follows_from_fix_dtype_stored_fold_and_factors(
+    fix, half, stored, factors, mode, run, baked, eps
+) -> None:  # type: ignore[no-untyped-def]
     factors = factors and GivenFactors.of(factors)
     plan = plan_for(fix, half=half, stored=stored, factors=factors)
     assert (plan.mode, plan.factors, plan.baked, plan.eps) == (mode, run, baked, eps)

@@ -85,11 +85,11 @@ def control(server: ComfyServer) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", files("unit"))
-def test_pure_part(name: str) -> None:
+def test_the_pages_functions_without_a_browser(name: str) -> None:
     run_node(HERE / "unit" / name, {})
 
 
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 @pytest.mark.parametrize("name", files("browser"))
-def test_page(name: str, server: ComfyServer, control: str) -> None:
+def test_the_page_in_chromium(name: str, server: ComfyServer, control: str) -> None:
     run_node(HERE / "browser" / name, {"MOSS_URL": server.url, "MOSS_CONTROL": control, "CHROMIUM": str(CHROMIUM)})

@@ -108,7 +108,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         browser.wait(30)
 
 
-def test_panel_in_firefox(server: ComfyServer, address: str) -> None:
+def test_the_panel_in_firefox(server: ComfyServer, address: str) -> None:
     """Both canvases in one browser: starting another takes as long as the test."""
     asyncio.run(_both_canvases(server, address))
 
