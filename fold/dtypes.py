@@ -104,7 +104,7 @@ class DtypeRule:
 
 @dataclass(frozen=True)
 class AppliedDtypes:
-    """What the rules came to on one model.
+    """The rules as applied to one model.
 
     parameters: those whose dtype is not the default one, by name. record: for the report, per pattern in the order
     given {"dtype", "matched", "changed"}, changed counting the parameters it is the last word on.

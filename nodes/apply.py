@@ -102,12 +102,12 @@ def apply_fix(
 
 
 def refuse_multigpu(*_: object) -> None:
-    """Copies of the model on other GPUs would run without the patches, or with those of another module."""
+    """Raise MossError: copies on other GPUs would run without our patches, or with those of another module."""
     raise MossError("The MOSS fp16 fix runs on one GPU: take the multi-GPU node out.")
 
 
 def last_on_first_off(patcher: ModelPatcher) -> None:
-    """After every load: see to it that the object patches just put on come off in reverse.
+    """After every load: make ComfyUI take the object patches off in the reverse of the order they were put on.
 
     ComfyUI takes them off in the order it put them on. Where a node has replaced a module and another patches something
     on it, that leaves the patch on the wrong one of the two for good.
@@ -120,8 +120,10 @@ def last_on_first_off(patcher: ModelPatcher) -> None:
 
 
 def follow_module(patcher: ModelPatcher, made: ModelPatcher) -> None:
-    """A clone may be made on another module, loaded anew: for torch.compile, and for LoRA hooks, where ComfyUI's own
-    loading (dynamic VRAM) cannot serve them. What our patches call has to be of that module, too."""
+    """Move our patches to the module of a clone that was made on another one.
+
+    ComfyUI makes such clones, loaded anew, for torch.compile and for LoRA hooks under dynamic VRAM.
+    """
     if made.model is patcher.model:
         return
     for name, patch in made.object_patches.items():
@@ -141,7 +143,10 @@ def _moved(patch: Any, name: str, made: ModelPatcher) -> Any:
 
 
 def choose_path(options: FixOptions, plan: StreamPlan, tree: nn.Module) -> Path:
-    """Native wherever the plan needs nothing inside a block; the built-in class runs our forward anyway."""
+    """The path of the built-in class; else native, unless the plan acts inside blocks or the user asked for managed.
+
+    MossError where engine = native cannot do what the plan needs.
+    """
     if isinstance(tree, BuiltinDiT):
         return "builtin"
     match options.engine:

@@ -26,7 +26,7 @@ TITLE = "MOSS Precision Compare"
 
 
 class MossFP16Compare(io.ComfyNode):
-    """Two MODELs on the same inputs over sigmas -> how far their outputs are apart."""
+    """Two MODELs on the same inputs over sigmas -> the differences of their outputs."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -120,7 +120,7 @@ def record(
 
 
 def describe(model: ModelPatcher) -> dict[str, Any]:
-    """A name for people: how this MODEL runs."""
+    """How this MODEL runs, as JSON-able facts: name, model, compute_dtype, mode."""
     fix, dtype = fix_of(model), dtype_name(compute_dtype_of(model))
     mode = "no fix" if fix is None else fix.first_rung.label
     return {"name": f"{dtype}, {mode}", "model": type(model.model).__name__, "compute_dtype": dtype, "mode": mode}

@@ -238,7 +238,8 @@ def check_texts(
 
 
 def read_factors(inputs: dict[str, Any]) -> GivenFactors | None:
-    """A connected MOSS_FACTORS, else what was typed as c, s_attn and s_ffn; None where all were left as they are."""
+    """The factors of a connected MOSS_FACTORS, else of the texts c, s_attn, s_ffn; None where all are empty. MossError
+    for a text that is no factor."""
     measured = inputs.get("factors")
     if measured is not None:
         factors = measured if isinstance(measured, Factors) else Factors.from_json(measured, "the factors input")

@@ -1,4 +1,4 @@
-"""What belongs to one fixed MODEL: how it was asked to run, the model call in progress, the run in progress.
+"""The state of one fixed MODEL: its options, the model call in progress, the run in progress.
 
 All clones made downstream (LoRA loaders, sampling nodes) share one `FixState`, so a report node finds the run whichever
 of them was sampled. What a model call depends on is one immutable `CallState`, which `FixState.during` lends to the
@@ -72,7 +72,7 @@ class DtypeUse:
 
 @dataclass
 class Trace:
-    """What a model call showed of itself. reached: the diffusion model's forward is still ours."""
+    """Filled in by a model call. reached: our patch on the diffusion model's forward was called."""
 
     reached: bool = False
 
@@ -135,7 +135,7 @@ class Run:
         return self.compute_dtype == torch.float16 and rung.dtype is None and not rung.plan.fp32_stream
 
     def checked(self, found: SelfCheck) -> None:
-        """What the self-check said of a combination; the report shows the worst of the run."""
+        """Note a finding of the self-check; the report shows the worst of the run."""
         if self.self_check is None or found.rank >= self.self_check.rank:
             self.self_check = found
 

@@ -34,7 +34,7 @@ _SHOWN = 40
 def kind_of(first: bytes) -> str | None:
     """What begins with the bytes ``first`` (up to a few hundred), as "a web page (HTML): ..."; None when unknown.
 
-    Asked for what cannot be safetensors: a header of at most 100 MB has zeros in bytes 4 to 7 of its length.
+    Call it only for what cannot be safetensors: a header of at most 100 MB has zeros in bytes 4 to 7 of its length.
     """
     for magic, kind in _FORMATS.items():
         if first.startswith(magic):

@@ -62,7 +62,7 @@ def read_value(text: str, start: int) -> tuple[Any, int]:
 
 
 def skip_space(text: str, start: int) -> int:
-    """The place of the first character from ``start`` on that is no white space."""
+    """The position of the first character from ``start`` on that is no white space."""
     found = _SPACE.match(text, start)
     return found.end() if found else start
 

@@ -1,4 +1,4 @@
-"""Whose key is whose in a checkpoint: the model's prefix, its own keys, quantization companions, other components."""
+"""Sorts the keys of a checkpoint: the model's prefix, its weights, quantization companions, other components."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def add_dtype_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_run_options(args: argparse.Namespace) -> None:
-    """MossError for what can be seen to be wrong before anything is opened."""
+    """MossError for options that are wrong whatever the checkpoint holds."""
     if not 0.0 < args.threshold < math.inf:
         raise MossError(f"--threshold must be a finite number above 0, not {args.threshold}.")
 

@@ -1,4 +1,4 @@
-"""How far two runs of the model are apart, per step and overall, in fp32.
+"""The differences of two runs of the model, per step and overall, in fp32.
 
 Both runs see the same inputs: the other one is given the reference's latents, so that each step's difference is its
 own and not what the steps before it added up to.
@@ -57,8 +57,10 @@ class Difference:
 
     @property
     def cosine(self) -> float:
-        """Of the angle between the two. Near 1, where a quotient of products drowns in rounding, from the difference:
-        1 - (|d|^2 - (|a| - |b|)^2) / (2 |a| |b|)."""
+        """The cosine of the angle between both.
+
+        Near 1 a quotient of products is lost in rounding, so there it is 1 - (|d|^2 - (|a| - |b|)^2) / (2 |a| |b|).
+        """
         difference, reference, value, both = self.products
         if difference == 0.0:
             return 1.0
@@ -144,7 +146,7 @@ class StepComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs held against each other."""
+    """Two runs compared: a `StepComparison` per step, and how each was run."""
 
     steps: tuple[StepComparison, ...]
     cfg: float
@@ -183,7 +185,7 @@ class Comparison:
 def compare_runs(
     reference: RecordedRun, other: RecordedRun, *, noise_level: float = NOISE_LEVEL, seed: int = 0
 ) -> Comparison:
-    """Hold `other` against `reference`, step by step. noise_level: of the SDE step, 0 for none; seed: of its noise.
+    """Compare `other` with `reference`, step by step. noise_level: of the SDE step, 0 for none; seed: of its noise.
 
     Raises MossError when their steps, shapes or guidance scales differ.
     """

@@ -103,16 +103,16 @@ class Peaks:
 
     @property
     def stream(self) -> float:
-        """Of the joint stream."""
+        """The largest |x| of the joint stream."""
         return max(self.entry, *(block.stream for block in self.joint))
 
     @property
     def text_stream(self) -> float:
-        """Of the text refiner's stream."""
+        """The largest |x| of the text refiner's stream."""
         return max(self.text_entry, *(block.stream for block in self.text))
 
     def of(self, kind: str) -> float:
-        """Of "o", "ffn_down", "ffn_up_gate" or "logits" over the joint blocks."""
+        """The largest |x| of "o", "ffn_down", "ffn_up_gate" or "logits" over the joint blocks."""
         values: list[float] = [getattr(block, kind) for block in self.joint]
         return max(values)
 

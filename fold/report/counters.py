@@ -43,7 +43,7 @@ def site_names(text_blocks: int, depth: int) -> tuple[str, ...]:
 
 
 class Counters(CallObserver):
-    """Device-side counters over the sites named. Only `read` and `read_call` wait for the device.
+    """Counters on the device for the streams at the sites `names`. Only `read` and `read_call` wait for the device.
 
     Peaks are exact, one pass over the stream. Counts would take several more. On a CPU they are left out where the peak
     says that there is nothing to count; a device cannot be asked that without a wait, so there the CHANNELS loudest of
@@ -208,7 +208,7 @@ def stats_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> tuple[Blo
 
 
 class PeakCopy:
-    """Peaks, or the rows of `Counters.packed`, on their way from a GPU to the CPU."""
+    """A copy of peaks, or of the rows of `Counters.packed`, from a GPU to the CPU that has been started."""
 
     def __init__(self, peaks: Tensor) -> None:
         self.rows = torch.empty(peaks.shape, dtype=peaks.dtype, pin_memory=True)

@@ -213,7 +213,7 @@ def _plain(value: Any) -> Any:
 
 
 def by_importance(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """In the order of `TEXTS`; among equals, as they were said."""
+    """Sorted by the order of `TEXTS`; of the same key, by the order they were added in."""
     order = {key: place for place, key in enumerate(TEXTS)}
     return tuple(sorted(messages, key=lambda said: order[said.key]))
 

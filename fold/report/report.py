@@ -310,7 +310,7 @@ def make_report(
 
 
 def remarks_on(plan: StreamPlan, limited: bool) -> tuple[Message, ...]:
-    """What a plan loses without a counter that sees it. limited: its streams are stored in fp16."""
+    """Messages about what a plan loses that no counter sees. limited: its streams are stored in fp16."""
     scale, said = plan.smallest_scale, []
     if limited and scale < SMALLEST_SCALE:
         said.append(message("small_factor", c=factor_text(scale), least=factor_text(SMALLEST_SCALE)))

@@ -36,7 +36,7 @@ class Bar:
 
 
 def bars_of(report: Mapping[str, Any]) -> list[Bar]:
-    """The report's blocks, with what is missing or odd in them made plain. Raises MossError without a list of them."""
+    """The report's blocks. A missing peak is NaN, an odd one infinite. Raises MossError where there is no list."""
     blocks = report.get("blocks") if isinstance(report, Mapping) else None
     if not isinstance(blocks, Sequence) or isinstance(blocks, str):
         raise MossError("The chart needs a saturation report, but this has no list `blocks`: pass the report's JSON.")

@@ -127,7 +127,7 @@ class GivenFactors(NamedTuple):
 
     @classmethod
     def of(cls, factors: Factors) -> GivenFactors:
-        """All three as they are."""
+        """The same factors as a user's."""
         return cls(factors.c, factors.s_attn, factors.s_ffn)
 
 

@@ -103,7 +103,7 @@ def _reload(clone: ModelPatcher) -> None:
 
 
 def refuse_unscaled(tree: nn.Module, patcher: ModelPatcher | None, arch: MossArch, baked: Factors) -> None:
-    """Raise MossError where adapters reach weights that carry a fold by a way this module has no hand in."""
+    """Raise MossError where adapters reach folded weights in a way that this module does not scale."""
     for path, module in tree.named_modules():
         owner = getattr(module.__dict__.get("forward"), "__self__", None)
         if isinstance(owner, BypassForwardHook) and row_scale(f"{path}.weight", arch, baked) is not None:

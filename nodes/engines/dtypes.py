@@ -1,4 +1,4 @@
-"""The user's dtypes at work on a MODEL: its inputs at the model's boundary, and single parameters."""
+"""Applies the user's dtypes to a MODEL: to the inputs of each call, and to single parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def at_boundary(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Latents [B, C, h, w], timestep [B] and cond [B, T, D] rounded as the policy says.
 
-    Latents and cond go on in the dtype that ComfyUI handed over, the compute dtype: the layers behind take no other.
+    Latents and cond are then cast back to the dtype they came in, the compute dtype: the layers take no other.
     """
     if policy.plain or context is None:
         return x, timesteps, context
@@ -61,7 +61,7 @@ class OwnDtype:
 def rules_on(
     tree: nn.Module, names: ModuleNames, rules: tuple[DtypeRule, ...], dtype: torch.dtype, *, own: bool
 ) -> AppliedDtypes:
-    """What the rules come to on a module tree. own: our forward runs it, so norms and conditioning are fp32."""
+    """The rules applied to the parameters of a module. own: our forward runs it, so norms and conditioning are fp32."""
     if not rules:
         return NOTHING_APPLIED
     parameters = [name for name, _ in tree.named_parameters()]
@@ -78,7 +78,7 @@ def patch_parameters(model: ModelPatcher, tree: nn.Module, applied: AppliedDtype
 
 
 def unused_dtypes(uses: dict[str, DtypeUse]) -> Message | None:
-    """After a run: what to say of linears that the class never called, so that their dtype had no effect."""
+    """After a run: a message naming the linears that the class never called, so that their dtype had no effect."""
     idle = [path for path, use in uses.items() if not use.called]
     if not idle:
         return None

@@ -42,7 +42,7 @@ class ModuleWrapper:
         return self.after(out, call)
 
     def after(self, out: Any, call: CallState) -> Any:
-        """What the module gives in place of `out` under `call`."""
+        """The result in place of `out`, which is what the module returned."""
         raise NotImplementedError
 
     def on(self, inner: Callable[..., Any]) -> ModuleWrapper:
@@ -98,8 +98,8 @@ PATCHES = (ScaledWriter, ScaledGates, CountedBlock)
 
 
 def wrapper_kinds(tree: nn.Module, fix: FixState) -> dict[str, type[ModuleWrapper]]:
-    """Every module that the native path wraps, by path: MOSS-Image's own writers and the extra ones that this class
-    has, which the fold scales; and its blocks, where they are counted."""
+    """The wrapper class for every module that the native path wraps, by path: writers, also extra ones of this class,
+    and gates, which the fold scales; and blocks, where they are counted."""
     extra = [path for path in EXTRA_WRITERS if isinstance(getattr(tree, path, None), nn.Module)]
     return {
         **dict.fromkeys((*stream_writers(fix.arch), *extra), ScaledWriter),
@@ -122,7 +122,7 @@ def patch_native(model: ModelPatcher, tree: nn.Module, fix: FixState) -> None:
 
 @contextlib.contextmanager
 def wrapped_outside(tree: nn.Module, fix: FixState) -> Iterator[frozenset[str]]:
-    """Our wrappers outside whatever else has changed a module, until this ends; gives the paths of those modules.
+    """Until this ends our wrappers are the outermost ones on modules that others changed; gives those modules' paths.
 
     Bypass adapters, other packs' patches and hooks, and modules put in the place of others are there when the MODEL is
     loaded. What they add is a part of the module's output, so the factor has to come after it: the wrapper inside does

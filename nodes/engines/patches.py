@@ -42,7 +42,7 @@ UNET_ONLY = (
 
 
 def unsupported(options: Options) -> list[str]:
-    """What other nodes ask for that MOSS-Image could do and our forward cannot, each in words."""
+    """Names of patches of other nodes that MOSS-Image could run and our forward cannot."""
     patches = {name: found for name, found in options.get("patches", {}).items() if found}
     # a patch after the attention may undo what its partner did before it, so it is named, too
     runs = {AFTER_ATTENTION} if "attn1_patch" not in patches else set()
@@ -76,7 +76,7 @@ def _say_passed_over(names: tuple[str, ...]) -> None:
 
 
 def needs_unet(options: Options) -> str | None:
-    """A sentence about a node that cannot work on any transformer, and would end in an error of its own."""
+    """Why a node of the call cannot work on a transformer, as a sentence; None where there is no such node."""
     for key in options.get("patches_replace", {}).get("attn1", {}):
         if _has_no_place("attn1", key) and len(key) > 2:
             return UNET_ONLY.format(key=key)

@@ -1,4 +1,4 @@
-"""The one fork: the diffusion model's forward is the class's own on the native path, ours where the rung is managed."""
+"""Sends each call of the diffusion model to the class's own forward, or to ours where the rung is managed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What stands around every run and model call of a fixed MODEL: counting, checking, rescuing."""
+"""The wrappers of every run and model call of a fixed MODEL: they count, check and rescue."""

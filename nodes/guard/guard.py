@@ -47,7 +47,7 @@ BYPASSED = (
 
 
 class Guard:
-    """The APPLY_MODEL wrapper. One device flag is read per call; the rest waits for the end of the run."""
+    """The APPLY_MODEL wrapper. It waits for the device once per call, for one flag; counters are read after the run."""
 
     def __init__(self, fix: FixState) -> None:
         self.fix = fix
@@ -82,7 +82,7 @@ class WatchedCall:
             raise MossError(problem)
 
     def run_checked(self) -> Tensor:
-        """The call's result: in range as far as a rung can bring it there, and self-checked."""
+        """The denoised x [B, C, h, w]: proven, in range where a rung can bring it there. MossError as `settle_rung`."""
         if self.run.skips_broken_items:
             self.leave_out_broken_items()
         self.settle_rung()
@@ -95,14 +95,14 @@ class WatchedCall:
         return out if self.kept_items is None else nan_for_broken(out, self.kept_items)
 
     def compute(self) -> Tensor:
-        """On the run's rung, counted."""
+        """The denoised x [B, C, h, w] on the run's rung, counted."""
         self.run.counters.begin()
         return self.call.compute(self.run.rung, self.run.counters)
 
     # ---- in range ---------------------------------------------------------------------------------------------------
 
     def in_range(self, out: Tensor) -> Tensor:
-        """`out`, or what a higher rung gives where it is out of range and a rung can help."""
+        """`out` where it is in range, or where inputs or the guard's setting forbid a rescue; else see `rescue`."""
         if self.fix.options.guard == "off" or not self.is_bad(out):
             return out
         if self.run.gave_up:
@@ -131,17 +131,20 @@ class WatchedCall:
         return bool(bad)
 
     def give_up(self, kind: Kind, said: Message) -> None:
-        """Keep what is not finite, and say why, once: the counts tell the rest."""
+        """Keep results that are out of range for the rest of the run, and report why, once."""
         self.run.gave_up = True
         self.say(kind, said, remedy_for(self.fix, self.run, "broken"))
 
     def say(self, kind: Kind, said: Message, remedy: Remedy | None = None) -> None:
-        """In the report, and as a toast, which has the remedy in it."""
+        """Add a message to the report, and send it as a toast with the remedy."""
         self.run.messages.append(said)
         publish.notice(self.fix, self.run, kind, said, remedy)
 
     def without_broken_items(self, out: Tensor) -> Tensor:
-        """The latent came in broken. Where only some items of the batch are, the others go on without them."""
+        """The result for a latent that came in not finite.
+
+        Where some items of the batch are finite it is computed again with zeros for the others; else it is `out`.
+        """
         if self.fix.options.guard != "rescue" or not bool(finite_items(self.call.x).any()):
             self.give_up("input_fault", self.latent_fault())
             return out
@@ -151,19 +154,19 @@ class WatchedCall:
         return self.compute()
 
     def latent_fault(self, *, some: bool = False) -> Message:
-        """Who made a latent that is not finite: a node before the sampler, or whatever came after a finite call."""
+        """A message: a latent that is not finite came from a node before the sampler, or from between two calls."""
         end = "_some" if some else ""
         if self.run.model_calls == 0:
             return message(f"input_fault_latent{end}")
         return message(f"input_fault_between{end}", call=self.run.model_calls)
 
     def leave_out_broken_items(self) -> None:
-        """Zeros in the place of latents that are not finite."""
+        """Replace items of x that are not finite by zeros, for this call."""
         self.kept_items = finite_items(self.call.x)
         self.call = replace(self.call, x=zeros_for_broken(self.call.x, self.kept_items))
 
     def rescue(self, out: Tensor, evidence: Evidence) -> Tensor:
-        """Climb until the call is in range; the run stays on that rung."""
+        """The call on the first higher rung that is in range, on which the run stays; `out` where there is none."""
         run, first = self.run, evidence.reason()
         while True:
             manageable = self.call.manageable and "managed" not in run.disproved
@@ -185,7 +188,7 @@ class WatchedCall:
         return out
 
     def closer_look(self) -> Evidence:
-        """The failed call once more with an eye on the blocks' own writers."""
+        """Compute the failed call again, watching o and ffn_down of the blocks: which of them overflowed first."""
         run, blocks = self.run, self.run.counters.read_call()
         if run.rung.dtype is not None:
             return evidence_of(blocks, None)
@@ -209,7 +212,10 @@ class WatchedCall:
             self.refuse(rung, verdict)
 
     def verdict_on(self, rung: Rung) -> SelfCheck | None:
-        """What is known of a rung for this call, after a proof if need be; None where there is nothing to know."""
+        """The self-check's verdict on a rung for this call, which is proven where it is new.
+
+        None where nothing is to prove, or where the latent is not finite.
+        """
         run, fix, kind = self.run, self.fix, kind_of(rung, self.fix.path)
         if not fix.options.self_check or kind is None or (kind == "managed" and run.accepted):
             return None
@@ -263,13 +269,13 @@ class WatchedCall:
         self.disprove(rung, verdict, self.finding("self_check_failed", rung, verdict, instead=instead))
 
     def disprove(self, rung: Rung, verdict: SelfCheck, said: Message) -> None:
-        """A kind of rung does not exist for this run."""
+        """Leave a kind of rung out for the rest of this run, and report why."""
         self.run.disproved.add(kind_of(rung, self.fix.path) or "fold")
         self.run.checked(replace(verdict, detail=", ".join(one.text for one in self.suspects())))
         self.say("self_check", said)
 
     def finding(self, key: str, rung: Rung, verdict: SelfCheck, **values: str) -> Message:
-        """How far off a rung is, and of what."""
+        """A message naming the class, the rung, its relative difference and what could cause it."""
         managed, difference = rung.managed and self.fix.path != "builtin", verdict.difference or 0.0
         return message(
             key,
@@ -315,7 +321,7 @@ class WatchedCall:
         return agree
 
     def combination(self, rung: Rung, *, wrappers: bool) -> self_check.Combination:
-        """What a check holds for."""
+        """The key that a check is remembered by: all that its verdict depends on."""
         run, call = self.run, self.call
         run.model_key = run.model_key or self_check.of_model(call.tree, call.patcher)
         return (*run.model_key, *self_check.of_call(call, rung, wrappers=wrappers), wrappers)

@@ -31,9 +31,9 @@ def conditioning_fault(conds: Mapping[str, Any]) -> Message | None:
 
 
 def unusable_text(arch: MossArch, guider: Guider, *, managed: bool) -> str | None:
-    """A sentence about a conditioning that no call could use, before the model is loaded for it; None where all fit.
+    """Why a conditioning of the run cannot be used, as a sentence; None where all can. Needs no loaded model.
 
-    guider: what samples. managed: our forward will run it; a class of ComfyUI's own may take other shapes.
+    managed: our forward runs it, so shapes are checked, too; a class of ComfyUI's own may take others.
     """
     options = getattr(guider, "model_options", {})
     unguided = math.isclose(getattr(guider, "cfg", 0.0), 1.0) and not options.get("disable_cfg1_optimization")
@@ -67,5 +67,5 @@ def zeros_for_broken(x: Tensor, finite: Tensor) -> Tensor:
 
 
 def nan_for_broken(out: Tensor, finite: Tensor) -> Tensor:
-    """The result, not finite again for the items that were left out: they must not look like pictures."""
+    """`out` with NaN for the items that were left out, so that they are not taken for pictures."""
     return torch.where(finite, out, torch.nan)

@@ -22,7 +22,10 @@ S_STEP, S_FLOOR = 2.0**-6, 2.0**-12
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where a call went out of range: stream sites, and whether a block's own o (attn) or ffn_down (ffn) did first."""
+    """Where a call went out of range.
+
+    stream: names of blocks whose stream did. attn, ffn: whether a block's o, or its ffn_down, did before that.
+    """
 
     stream: tuple[str, ...] = ()
     attn: bool = False
@@ -73,7 +76,7 @@ class WriterWatch(CallObserver):
 
 
 def evidence_of(blocks: Sequence[BlockStats], watch: WriterWatch | None) -> Evidence:
-    """Put the call's counters and, where a second look was possible, the writers together."""
+    """The evidence in a call's counters and, where it could be computed again under a `WriterWatch`, in that."""
     stream = tuple(b.name for b in blocks if b.saturated or b.non_finite)
     if watch is None:
         return Evidence(stream)
@@ -114,7 +117,7 @@ def _wide_stream(plan: StreamPlan, c: float) -> Rung:
 
 
 def kind_of(rung: Rung, path: Path) -> RungKind | None:
-    """What a rung takes for granted, so that it has to be proven; None for the class's own forward without a fix."""
+    """What has to be proven of a rung: "fold" or "managed"; None for the class's own forward without a fix."""
     if rung.managed and path != "builtin":
         return "managed"
     plan = rung.plan
@@ -135,10 +138,10 @@ def exists(rung: Rung, path: Path, disproved: set[RungKind]) -> bool:
 
 
 def own_forward(plan: StreamPlan, path: Path, dtype: torch.dtype | None) -> Rung:
-    """The class's own forward with nothing of ours at work, but that a fold in the weights is taken out at run time.
+    """The class's own forward without the fix. A fold in the weights is undone at run time.
 
-    Taken out where the writers hand over, with the norms' stock eps: the function that the fold was made from, and
-    unknown writers at their own scale. What a recorded s moves stays inside a block.
+    It is undone at the outputs of the writers, with the norms' stock eps: that is the function before the fold, and
+    writers we do not know keep their scale. A recorded s needs nothing, as its effect stays inside a block.
     """
     factors = Factors(c=(1.0 / plan.baked.c[0],))
     return Rung(StreamPlan("none", factors, plan.baked), managed=path == "builtin", dtype=dtype)

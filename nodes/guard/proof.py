@@ -112,7 +112,7 @@ def nudge(x: Tensor) -> Tensor:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whatever the device: not all of them raise CUDA's own error."""
+    """Whether an error is the device running out of memory, of any device type."""
     said = str(error).lower()
     return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or (
         "memory" in said and ("out of memory" in said or "not enough memory" in said)
@@ -120,6 +120,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def eagerly() -> contextlib.AbstractContextManager[None]:
-    """Without torch.compile: compiling takes minutes, and what is looked at here runs but once. torch 2.6 and newer."""
+    """Run without torch.compile, which would compile for minutes what runs once. Needs torch 2.6; no effect before."""
     stance = getattr(torch.compiler, "set_stance", None)
     return contextlib.nullcontext() if stance is None else stance("force_eager")

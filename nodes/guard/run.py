@@ -29,7 +29,7 @@ _CALLBACK = _POSITIONAL.index("callback")
 
 
 class SamplingRun:
-    """The OUTER_SAMPLE wrapper."""
+    """The OUTER_SAMPLE wrapper. Raises MossError for a conditioning that no call could use."""
 
     def __init__(self, fix: FixState) -> None:
         self.fix = fix

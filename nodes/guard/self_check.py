@@ -31,9 +31,9 @@ _passed: dict[Combination, SelfCheck] = {}
 
 
 def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> Combination:
-    """What of a MODEL a proof holds for: class, adapters, what is put on the modules.
+    """The part of a combination that a MODEL gives: its class, adapters, object patches and injections.
 
-    It stays as it is for a run, and takes longer to put together than the rest.
+    It is the same for a whole run, and the slowest part to compute.
     """
     objects = {f"{name}:{_name(patch)}" for name, patch in getattr(patcher, "object_patches", {}).items()}
     injected = {f"injection:{name}" for name, found in getattr(patcher, "injections", {}).items() if found}
@@ -45,8 +45,10 @@ def of_model(tree: nn.Module, patcher: ModelPatcher | None) -> Combination:
 
 
 def of_call(call: ModelCall, rung: Rung, *, wrappers: bool) -> Combination:
-    """What of a call a check holds for: conditioning keys, block patches, the rung; on our own forward the latent's
-    size, on which a class may let positions depend. wrappers: other packs' wrappers, where they take part in it."""
+    """The part of a combination that a call gives: conditioning keys, block patches and the rung.
+
+    On our own forward the latent's size, too, as a class's positions may depend on it. wrappers: include other packs'.
+    """
     options = call.options
     patches = {f"{name}:{_name(p)}" for name, found in options.get("patches", {}).items() for p in found}
     replaced = {
@@ -97,9 +99,9 @@ def forget_all() -> None:
 
 
 def foreign_parts(call: ModelCall, ours: tuple[type, ...]) -> bool:
-    """Whether other packs have put anything on a MODEL or a call, which could change even a class of our own.
+    """Whether other packs have put anything on a MODEL or a call that could change the built-in class's function.
 
-    ours: the types of this pack's object patches. Adapters in the weights are none: they are read as any weight is.
+    ours: the types of this pack's object patches. Adapters in the weights do not count.
     """
     patches = getattr(call.patcher, "object_patches", {}).items()
     placed = any(
@@ -111,7 +113,7 @@ def foreign_parts(call: ModelCall, ours: tuple[type, ...]) -> bool:
 
 
 def suspects(call: ModelCall) -> tuple[Message, ...]:
-    """What in a call could be an unknown writer, for the report."""
+    """Messages naming what in a call may write to the stream without our knowledge: conditionings, patches, control."""
     options = call.options
     found = [
         message("suspect_conditioning", name=key)
@@ -143,8 +145,7 @@ def relative_difference(v: Tensor, w: Tensor) -> float:
 
 
 def middle_difference(v: Tensor, w: Tensor) -> float:
-    """The same per latent pixel, its median: what is tipped from one side to the other in single pixels is no part of
-    it."""
+    """The same per latent pixel, its median, the worst of the batch: pixels that flip one by one do not count."""
     scale = v.flatten(1).norm(dim=1) / v[0, 0].numel() ** 0.5
     found = ((v - w).norm(dim=1).flatten(1) / scale.clamp_min(1e-20)[:, None]).median(dim=1).values
     return float(found.max())

@@ -61,7 +61,7 @@ def _even(size: int, wanted: int) -> int:
 
 
 def is_tied_to_size(call: ModelCall) -> bool:
-    """Whether a conditioning has the latent's size, or a multiple of it, in its shape (or may have it)."""
+    """Whether a conditioning's shape holds the latent's size or a multiple of it, or is not known."""
     if call.control is not None or call.x.dim() != 4:
         return True
     h, w = call.x.shape[-2:]

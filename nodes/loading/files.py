@@ -13,7 +13,7 @@ from ...fold.errors import MossError
 
 
 def model_names() -> list[str]:
-    """What the list offers: diffusion_models plain, the others behind their folder's name."""
+    """The list's entries: files of diffusion_models by name, others as their folder's name and theirs."""
     names = [*_files("diffusion_models"), *(f"checkpoints/{name}" for name in _files("checkpoints"))]
     return list(dict.fromkeys([*names, *(f"diffusers/{name}" for name in hf_folders())]))
 

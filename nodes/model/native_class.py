@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def native_config(weights: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Any | None:
-    """What ComfyUI's own detection makes of MOSS-Image weights under their bare names; None where it knows no class."""
+    """ComfyUI's model config for MOSS-Image weights under their bare names; None where it has no class for them."""
     try:
         return comfy.model_detection.model_config_from_unet(dict(weights), "", metadata=dict(metadata or {}))
     except Exception as error:  # detection of other models may stumble over our keys

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def stored_fold_of(model: ModelPatcher) -> StoredFold:
-    """What our loader noted; for a MODEL of another loader, the header of the file that it says it came from."""
+    """The fold that our loader noted on the MODEL; of another loader's MODEL, what its source file's header says."""
     noted = model.get_attachment(KEY)
     if isinstance(noted, StoredFold):
         return noted

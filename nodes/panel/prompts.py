@@ -1,4 +1,4 @@
-"""Which nodes of a queued workflow belong together: the Report nodes behind a MOSS Loader or Fix node, and back.
+"""Which nodes of a queued workflow belong together: the Report nodes of a MOSS Loader or Fix node, and the reverse.
 
 A prompt is ComfyUI's API format: {node id: {class_type, inputs}}, a link being [node id, output's place].
 """

@@ -30,7 +30,7 @@ Kind = Literal["black_image", "image_affected", "model_broken", "input_fault", "
 
 
 def where_now() -> tuple[str | None, str | None]:
-    """(prompt id, workflow id) of what the server is executing; None where it cannot be told."""
+    """(prompt id, workflow id) of the job that the server executes; None where that is not known."""
     context = get_executing_context()
     prompt_id = context.prompt_id if context else None
     return prompt_id, workflow_id_of(_running(prompt_id)[1])
@@ -94,7 +94,7 @@ def _send(event: str, data: dict[str, Any]) -> None:
 
 
 class LivePanel:
-    """Sends the running totals now and then: a copy that does not wait goes out once it has arrived."""
+    """Sends the running totals a few times a second. They are copied from the device without a wait."""
 
     def __init__(self, fix: FixState, run: Run) -> None:
         self.fix, self.run = fix, run
@@ -131,7 +131,7 @@ def publish_running(fix: FixState, run: Run, rows: tuple[BlockStats, ...]) -> No
 def finish(fix: FixState, run: Run, state: State) -> None:
     """Read the totals (the run's one wait for the device), close the run, tell the page.
 
-    A run that stopped never reaches its Report nodes, so they are told here.
+    A run that stopped never reaches its Report nodes, so its report is published for them here.
     """
     if state == "done" and (said := unused_dtypes(fix.own_dtypes)):
         run.messages.append(said)
