@@ -162,23 +162,20 @@ def _metadata(text: str, position: int, file: Path) -> tuple[dict[str, str], int
 
 
 def _tensor(name: str, entry: Any, data_start: int, file: Path) -> TensorInfo:
-    """One header entry, checked on its own. Fields that are not known are passed over."""
+    """One header entry, its fields checked. Fields that are not known are passed over."""
     shown = clip(name)
     if isinstance(entry, list) and len(entry) == len(_ENTRY_FIELDS):
         entry = dict(zip(_ENTRY_FIELDS, entry, strict=True))  # the package reads such entries, too
     if not isinstance(entry, dict) or not all(field in entry for field in _ENTRY_FIELDS):
         _fail(file, f"{shown} is not an object of dtype, shape and data_offsets")
     dtype, shape, offsets = (entry[field] for field in _ENTRY_FIELDS)
-    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
-    if bits is None:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         _fail(file, f"{shown} has the unknown dtype {clip(dtype)}")
     if not _is_sizes(shape):
         _fail(file, f"{shown} has a bad shape {clip(shape)}")
-    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _is_sizes(offsets) or len(offsets) != 2:
         _fail(file, f"{shown} has bad data_offsets {clip(offsets)}")
     begin, end = offsets
-    if _elements(shape) * bits != (end - begin) * 8:
-        _fail(file, f"{shown} has {end - begin} bytes, which do not fit its dtype {dtype} and shape {clip(shape)}")
     return TensorInfo(name, dtype, tuple(shape), end - begin, data_start + begin, file)
 
 
@@ -187,7 +184,7 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= _MAX_SIZE for item in value)
 
 
-def _elements(shape: list[int]) -> int:
+def _elements(shape: Sequence[int]) -> int:
     """The product of the sizes; once it is beyond any file, as far as it has come."""
     count = 1
     for size in shape:
@@ -197,8 +194,23 @@ def _elements(shape: list[int]) -> int:
     return count
 
 
+def _check_bytes(info: TensorInfo, data_start: int, file: Path) -> None:
+    """Refuse a tensor whose bytes are not those that its dtype and shape take."""
+    shown, begin = clip(info.name), info.start - data_start
+    if info.nbytes < 0:
+        _fail(file, f"{shown} has bad data_offsets {[begin, begin + info.nbytes]}")
+    if _elements(info.shape) * DTYPE_BITS[info.dtype] != info.nbytes * 8:
+        fits = f"fit its dtype {info.dtype} and shape {clip(list(info.shape))}"
+        _fail(file, f"{shown} has {info.nbytes} bytes, which do not {fits}")
+
+
 def _check_ranges(tensors: dict[str, TensorInfo], data_start: int, size: int, file: Path) -> None:
-    """Refuse overlaps, gaps, and data that end before or after the file does."""
+    """Refuse sizes that do not fit, overlaps, gaps, and data that end before or after the file does.
+
+    Only now, since of a tensor given twice the last one counts alone.
+    """
+    for info in tensors.values():
+        _check_bytes(info, data_start, file)
     position = data_start
     for info in _by_offset(tensors):
         if info.start != position:

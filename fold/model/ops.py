@@ -44,9 +44,26 @@ class Linear(nn.Linear):
     """A linear that computes in its input's dtype whatever dtype it stores (see `product_dtype`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = product_dtype(x)
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return F.linear(x.to(dtype), self.weight.to(dtype), bias).to(x.dtype)
+        weight, bias = self.weight, self.bias
+        if (dtype := product_dtype(x)) != x.dtype:
+            return wide_linear(x, weight, bias, dtype)
+        return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+#: Elements of a weight that are widened at a time: they stay in a CPU's cache.
+_WIDENED = 2**20
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """A linear of operands rounded to x's dtype, computed in a wider one and rounded once to x's."""
+    wide, rows = x.to(dtype), max(1, _WIDENED // weight.shape[1])
+    parts = []
+    for start in range(0, weight.shape[0], rows):
+        part = slice(start, start + rows)
+        y = F.linear(wide, weight[part].to(x.dtype).to(dtype))
+        y = y if bias is None else y + bias[part].to(x.dtype)
+        parts.append(y.to(x.dtype))
+    return torch.cat(parts, dim=-1)
 
 
 class RMSNorm(nn.Module):

@@ -321,6 +321,8 @@ ODD_HEADERS = {
     "metadata null": f'{{"__metadata__":null,{A}}}',
     "metadata key twice": f'{{"__metadata__":{{"x":"1","x":"2"}},{A}}}',
     "tensor twice": f'{{"a":{{"dtype":"I32","shape":[2],"data_offsets":[0,8]}},{A}}}',
+    "tensor twice, the first of another size": f'{{"a":{{"dtype":"F32","shape":[4],"data_offsets":[4,8]}},{A}}}',
+    "tensor twice, the first ending before it begins": f'{{"a":{{"dtype":"U8","shape":[4],"data_offsets":[8,4]}},{A}}}',
     "field of its own": '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"note":{"of":[1]}}}',
     "long field of its own": '{"a":{"dtype":"F32","note":"%s","shape":[2],"data_offsets":[0,8]}}' % ("x" * 9000),
     "entry as a list": '{"a":["F32",[2],[0,8]]}',

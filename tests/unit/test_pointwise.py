@@ -69,16 +69,20 @@ def test_near_tanh_is_relatively_exact_from_tiny_to_large_and_passes_nan_on() ->
     assert bool(ends[0].isnan()) and torch.allclose(ends[1:], torch.tensor([1.0, -1.0, 0.0]), atol=2e-5)
 
 
-def test_fp16_products_on_a_cpu_round_once_and_overflow_as_fp16_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = ops.Linear(64, 32, dtype=torch.float16)
+@pytest.mark.parametrize("biased", [False, True])
+def test_fp16_products_on_a_cpu_round_once_and_overflow_as_fp16_does(
+    monkeypatch: pytest.MonkeyPatch, biased: bool
+) -> None:
+    layer = ops.Linear(64, 33, bias=biased, dtype=torch.float16)
     x = random(3, 64, dtype=torch.float16)
     with monkeypatch.context() as patch:
         patch.setattr(ops, "_CPU_HAS_FP16", False)
+        patch.setattr(ops, "_WIDENED", 8 * 64)  # parts of eight rows, the last one smaller
         found = layer(x)
         big = layer(x * 3e4)
         q = random(1, 2, 5, 8, dtype=torch.float16)
         attended = sdpa(q, q, q, None)
-    exact = x.double() @ layer.weight.double().T + layer.bias.double()
+    exact = x.double() @ layer.weight.double().T + (layer.bias.double() if biased else 0)
     assert found.dtype == attended.dtype == torch.float16
     assert float((found.double() - exact).abs().max() / exact.abs().max()) < 2**-11
     assert bool(big.isinf().any())
