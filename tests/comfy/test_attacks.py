@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,11 +103,15 @@ def test_easycache_over_the_fix_gives_the_cached_run_in_range(make: Any, dtype: 
 # ---- hooks ------------------------------------------------------------------------------------------------------
 
 
-def hooked(model: Any, prompt: list[Any]) -> list[Any]:
+ADAPTED = {"video_embedder": (64, 128), "layers.1.proj.o": (64, 64)}
+
+
+def hooked(model: Any, prompt: list[Any], paths: Iterable[str] = ADAPTED) -> list[Any]:
     """The prompt with a LoRA that is switched on by a hook."""
     numbers = torch.Generator().manual_seed(0)
     lora = {}
-    for path, rows, columns in (("video_embedder", 64, 128), ("layers.1.proj.o", 64, 64)):
+    for path in paths:
+        rows, columns = ADAPTED[path]
         lora[f"diffusion_model.{path}.lora_up.weight"] = torch.randn(rows, 2, generator=numbers)
         lora[f"diffusion_model.{path}.lora_down.weight"] = torch.randn(2, columns, generator=numbers) * 0.1
     hooks = comfy.hooks.create_hook_lora(lora, 1.0, 0.0)
@@ -128,6 +133,9 @@ def test_a_lora_of_a_hook_on_a_kept_fold_is_refused() -> None:
     model = fixed(load("hot_fp16fix", "fp32", unfold=False))
     with pytest.raises(MossError, match="of a hook adds to video_embedder"):
         sample(model, hooked(model, prompt), steps=1)
+    # where the fold scales nothing, a hook may add
+    bare = sample(model, prompt, steps=1)
+    assert rel(sample(model, hooked(model, prompt, ["layers.1.proj.o"]), steps=1), bare) > 1e-4
 
 
 # ---- inputs made for another model ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -35,14 +35,23 @@ def files() -> dict[Module, Path]:
     return found
 
 
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What of a module's tree runs when it is imported: no function's body, and nothing under `if TYPE_CHECKING`."""
+    yield node
+    if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from run_at_import(child)
+
+
 @cache
-def imports() -> dict[Module, set[Module]]:
-    """Which module imports which, wherever in it the import stands."""
+def imports(walk: Callable[[ast.AST], Iterator[ast.AST]] = ast.walk) -> dict[Module, set[Module]]:
+    """Which module imports which, wherever in it the import stands, or where `walk` comes by."""
     found: dict[Module, set[Module]] = {}
     for name, file in files().items():
         package = name if file.name == "__init__.py" else name[:-1]
         targets = found[name] = set()
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
                 base = package[: len(package) - node.level + 1] + tuple((node.module or "").split(".")) * bool(
                     node.module
@@ -61,6 +70,28 @@ def check_no_circle(arrows: Mapping[Module, Iterable[Module]]) -> None:
 def test_no_module_imports_itself_by_way_of_others() -> None:
     assert sum(map(len, imports().values())) > 200  # the arrows are seen at all
     check_no_circle(imports())
+
+
+#: What only running one of the nodes needs: ComfyUI's start does not wait for it.
+NOT_AT_START = {
+    ("fold", "measure", "compare"),
+    ("fold", "measure", "compare_chart"),
+    ("fold", "measure", "probe"),
+    ("fold", "measure", "recording"),
+    ("fold", "report", "chart"),
+    ("fold", "checkpoint", "export"),
+}
+
+
+def test_what_measures_exports_and_draws_is_no_part_of_comfyuis_start() -> None:
+    found, ahead = set(), [("nodes",)]
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += imports(run_at_import)[name]
+    assert len(found) > 60 and ("nodes", "guard", "guard") in found
+    assert files().keys() >= NOT_AT_START and not found & NOT_AT_START
 
 
 @pytest.mark.parametrize("top", ["fold", "nodes"])
