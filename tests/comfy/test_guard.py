@@ -18,7 +18,8 @@ from moss_fp16_pack.fold.scaling.plan import StreamPlan
 from moss_fp16_pack.nodes.apply import apply_fix
 from moss_fp16_pack.nodes.guard.ladder import Evidence, WriterWatch, evidence_of, next_rung
 from moss_fp16_pack.nodes.inputs import read_options
-from moss_fp16_pack.nodes.state import Rung
+from moss_fp16_pack.nodes.panel import remedy
+from moss_fp16_pack.nodes.state import Rung, fix_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FP16_ERROR = 5e-3
@@ -580,3 +581,16 @@ def test_the_writer_that_overflowed_first_is_named_by_every_kind_that_a_forward_
         for later in (Kind.O, Kind.FFN_DOWN):
             watch.inner(later, 2, torch.tensor([float("nan")]), 1.0)
         assert evidence_of([], watch) == FIRST.get(kind, Evidence(attn=True))
+
+
+def test_a_remedy_has_a_button_only_where_changing_one_input_is_all_it_takes() -> None:
+    def action(factors: Factors, **asked: Any) -> Any:
+        fix = fix_of(fixed(load("cool", "fp16"), fix="online", **asked))
+        assert fix is not None
+        return remedy._saved_steps(fix, Rung(StreamPlan("online", factors), managed=True)).action
+
+    smaller = Factors(c=(1 / 256,))
+    assert action(smaller) == ("c", "1/256")
+    assert action(Factors(c=(1 / 256,), s_ffn=(1 / 64,))) is None
+    # a factor that was given may come over a link, which a typed one does not replace
+    assert action(smaller, c=1 / 16) is None
