@@ -362,7 +362,7 @@ def reports(entry: Json) -> list[Json]:
 def factor_text(value: Any) -> str:
     """A factor as a fraction, or the range of a per-block list."""
     values = value if isinstance(value, list) else [value]
-    first, last = (str(Fraction(v).limit_denominator(1 << 20)) for v in (max(values), min(values)))
+    first, last = (str(Fraction(v).limit_denominator(1 << 24)) for v in (max(values), min(values)))
     return first if first == last else f"{first} to {last} per block"
 
 

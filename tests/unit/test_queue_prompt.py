@@ -106,6 +106,14 @@ def test_a_job_ends_with_its_table(server: str, workflow: Path, capsys: pytest.C
     assert "The image is black." not in out
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.0**-24, "1/16777216"), (2.0**24, "16777216"), (0.3, "3/10"), ([1.0, 2.0**-22], "1 to 1/4194304 per block")],
+)
+def test_every_factor_that_is_allowed_is_shown(value: Any, text: str) -> None:
+    assert client.factor_text(value) == text
+
+
 def test_a_report_of_an_older_server_is_shown_without_a_verdict() -> None:
     newer = ("outcome", "verdict", "remedy", "messages")
     older = {key: value for key, value in REPORT.items() if key not in newer}
