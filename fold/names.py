@@ -58,12 +58,28 @@ _T = TypeVar("_T", bound="_Table")
 class _Table:
     """Parts by field name: the class's own, but for those given. Equal where all are; never changed once made.
 
+    TypeError for a field that the class does not have, AttributeError for setting one.
+
     No dataclasses, here and below: to make them would take longer than all the rest of what `inspect` imports.
     """
 
     def __init__(self, **given: Any) -> None:
+        if unknown := given.keys() - type(self).__annotations__.keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         # the class's own values, too: torch 2.4 cannot compile code that reads them off the class
         self.__dict__.update(self.fields() | given)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # what is cached below goes into __dict__ by another way
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be set: make another table with replaced()")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be deleted")
+
+    def __repr__(self) -> str:
+        """The call that makes it: the class's own fields are left out."""
+        own = [f"{name}={value!r}" for name, value in self.fields().items() if value != getattr(type(self), name, None)]
+        return f"{type(self).__name__}({', '.join(own)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.fields() == other.fields()

@@ -95,6 +95,24 @@ def test_renaming_what_is_not_in_the_table_is_an_error() -> None:
     assert OFFICIAL.renamed({"layers.*.proj.o": "out"}).joint.path(3, OFFICIAL.joint.o) == "layers.3.proj.o"
 
 
+def test_a_table_is_never_changed_and_has_no_other_fields() -> None:
+    table = OFFICIAL.joint.replaced()
+    with pytest.raises(AttributeError, match=r"JointBlock\.o cannot be set"):
+        table.o = table.q
+    with pytest.raises(AttributeError, match=r"JointBlock\.o cannot be deleted"):
+        del table.o
+    assert table == OFFICIAL.joint
+    with pytest.raises(TypeError, match="JointBlock has no field ffn_dwn"):
+        table.replaced(ffn_dwn=table.ffn_down)
+
+
+def test_a_table_is_shown_by_what_is_its_own() -> None:
+    assert repr(OFFICIAL) == "ModuleNames()"
+    shown = repr(OFFICIAL.renamed({"layers.*.proj.o": "out", "layers": "stack"}))
+    assert shown.startswith("ModuleNames(joint=JointBlock(blocks='stack', o=Part(path='out', role=")
+    assert shown.count("Part(") == 1
+
+
 @pytest.mark.parametrize("names", [OFFICIAL, RENAMED], ids=["official", "renamed"])
 def test_every_module_is_found_by_its_path_and_by_no_other(names: ModuleNames) -> None:
     arch = MossArch(64, 12, 2, 96, 48, 2, 96, 128, 256, names=names)
