@@ -133,7 +133,7 @@ def _new_record(checkpoint: Checkpoint, factors: Factors, unfold: bool) -> FoldR
             raise MossError(f"{checkpoint.where} carries no fold record, so there is nothing to unfold.")
         return None
     factors.expand(checkpoint.arch.depth)
-    return FoldRecord.of(factors, checkpoint.record.extra if checkpoint.record else None)
+    return FoldRecord.of(factors, checkpoint.record.extra if checkpoint.record else ())
 
 
 def _plan(checkpoint: Checkpoint, factors: Factors, dtype: str, fused: bool | None) -> list[_Output]:

@@ -115,7 +115,10 @@ class Factors:
 
 
 class GivenFactors(NamedTuple):
-    """The factors that a user asked for; ``c`` is None where only s_attn and s_ffn were given."""
+    """The factors that a user asked for; ``c`` is None where only s_attn and s_ffn were given.
+
+    Not checked here: `parse_factors` checks what a user wrote, and `with_c` what becomes of it.
+    """
 
     c: tuple[float, ...] | None = None
     s_attn: tuple[float, ...] = (1.0,)

@@ -12,14 +12,14 @@ from .factors import IDENTITY, Factors, check_factor
 RECORD_KEY = "kohakumoss_fp16_fix"
 _MAX_LENGTH = 2**20
 _KNOWN = ("c", "via", "s_attn", "s_ffn", "eps")
-_NO_EXTRA: Mapping[str, Any] = {}
 
 
 class FoldRecord(NamedTuple):
     """The uniform fold that a file's weights carry.
 
     ``eps`` is "stock" (written for runtimes that keep the norm eps) or "exact" (eps times c squared); ``via`` is
-    always "gate". ``extra`` holds fields this version does not know; they are kept when the record is written again.
+    always "gate". ``extra`` holds fields this version does not know, as (name, value); they are kept when the record is
+    written again.
     """
 
     c: float
@@ -27,7 +27,7 @@ class FoldRecord(NamedTuple):
     s_ffn: float = 1.0
     eps: str = "stock"
     via: str = "gate"
-    extra: Mapping[str, Any] = _NO_EXTRA
+    extra: tuple[tuple[str, Any], ...] = ()
 
     @property
     def factors(self) -> Factors:
@@ -59,7 +59,7 @@ class FoldRecord(NamedTuple):
             s_ffn=check_factor(value.get("s_ffn", 1.0), "s_ffn", place),
             eps=eps,
             via=via,
-            extra={key: item for key, item in value.items() if key not in _KNOWN},
+            extra=tuple((key, item) for key, item in value.items() if key not in _KNOWN),
         )
 
     @classmethod
@@ -69,11 +69,11 @@ class FoldRecord(NamedTuple):
         return None if text is None else cls.parse(text, where)
 
     @classmethod
-    def of(cls, factors: Factors, extra: Mapping[str, Any] | None = None) -> FoldRecord:
+    def of(cls, factors: Factors, extra: tuple[tuple[str, Any], ...] = ()) -> FoldRecord:
         """The record of a uniform fold; MossError for per-block factors, which a file cannot carry."""
         if not factors.uniform:
             raise MossError("Per-block factors cannot be written into a file: give one value for c, s_attn and s_ffn.")
-        return cls(factors.c[0], factors.s_attn[0], factors.s_ffn[0], extra=dict(extra or {}))
+        return cls(factors.c[0], factors.s_attn[0], factors.s_ffn[0], extra=extra)
 
     def to_dict(self) -> dict[str, Any]:
         """The record's fields in their written order, unknown ones last."""

@@ -82,4 +82,9 @@ def test_no_record_is_none() -> None:
 def test_per_block_factors_have_no_record() -> None:
     with pytest.raises(MossError, match="Per-block"):
         FoldRecord.of(Factors((0.5, 0.25)))
-    assert copy.deepcopy(FoldRecord.of(DEFAULT, {"by": "x"})).extra == {"by": "x"}
+
+
+def test_a_record_can_be_copied_and_shares_nothing_that_can_be_changed() -> None:
+    record = FoldRecord.of(DEFAULT, (("by", "x"),))
+    assert copy.deepcopy(record) == record
+    assert hash(copy.deepcopy(FoldRecord(0.5))) == hash(FoldRecord(0.5))  # a dict in it could not be hashed
