@@ -57,7 +57,7 @@ def read_tensors(file: str | Path) -> dict[str, Tensor]:
 
 
 def pick(tensors: Mapping[str, Tensor], key: str, file: str | Path, shape: tuple[int | str, ...]) -> Tensor:
-    """One floating tensor of the given shape (letters stand for any size); MossError naming file and key."""
+    """One floating tensor of the given shape (letters stand for any size but 0); MossError naming file and key."""
     name = Path(file).name
     if key not in tensors:
         raise MossError(f"{name} has no tensor {key!r}; it has {', '.join(sorted(tensors)[:8]) or 'none'}.")
@@ -67,7 +67,8 @@ def pick(tensors: Mapping[str, Tensor], key: str, file: str | Path, shape: tuple
         size == 0 or (isinstance(want, int) and size != want) for size, want in zip(tensor.shape, wanted, strict=True)
     ):
         listed = ", ".join(str(want) for want in wanted)
-        raise MossError(f"{key} in {name} has shape {list(tensor.shape)}, but [{listed}] is needed.")
+        empty = ", none of them 0" if 0 in tensor.shape else ""
+        raise MossError(f"{key} in {name} has shape {list(tensor.shape)}, but [{listed}] is needed{empty}.")
     if not tensor.is_floating_point():
         raise MossError(f"{key} in {name} holds {dtype_name(tensor.dtype)}, but floating numbers are needed.")
     if tensor.dtype not in NAMES:

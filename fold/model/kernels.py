@@ -136,8 +136,11 @@ FUNCTIONAL: Kernels = Functional()
 
 
 def slabs(x: Tensor, count: int | None = None) -> Iterator[slice]:
-    """Ranges of tokens of x [B, S, ...]: so many, or as many as its device's slabs need."""
+    """Ranges of tokens of x [B, S, ...]: so many, or as many as its device's slabs need; one where x is empty."""
     batch, tokens = x.shape[:2]
+    if not x.numel():
+        yield slice(0, tokens)
+        return
     if count is None:
         elements = CPU_ELEMENTS if x.device.type == "cpu" else device_slab(x.numel())
         step = max(1, elements // (batch * x.shape[2:].numel()))

@@ -328,6 +328,13 @@ def test_forward_refuses(out: Path, fails: Fails, change: dict[str, str | None],
     assert sentence in fails("forward", forward_args(out) | change)
 
 
+def test_an_input_that_is_empty_is_named_as_that(out: Path, tmp_path: Path, fails: Fails) -> None:
+    empty = load_file(DATA / "hot_io.safetensors") | {"case1.latent": torch.zeros(0, 128, 4, 4)}
+    save_file(empty, tmp_path / "empty.safetensors")
+    error = fails("forward", forward_args(out) | {"--io": str(tmp_path / "empty.safetensors")})
+    assert "has shape [0, 128, 4, 4], but [B, 128, h, w] is needed, none of them 0." in error
+
+
 @pytest.mark.parametrize(("change", "sentence"), BAD_RUN_OPTIONS + BAD_SAMPLE)
 def test_sample_refuses(out: Path, cond: Path, fails: Fails, change: dict[str, str | None], sentence: str) -> None:
     assert sentence in fails("sample", sample_args(out, cond) | change)

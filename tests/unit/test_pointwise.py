@@ -11,7 +11,7 @@ from torch import Tensor
 from fold.model import ops
 from fold.model.forward import sdpa
 from fold.model.fused import _roundings as roundings
-from fold.model.kernels import CPU_ELEMENTS, FUNCTIONAL, Slabs, near_tanh
+from fold.model.kernels import CPU_ELEMENTS, FUNCTIONAL, Slabs, near_tanh, slabs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SLABS = Slabs(torch.device("cpu"))
@@ -46,6 +46,21 @@ def test_slabs_of_norms_rope_and_gated_add_are_bit_equal_to_all_at_once(dtype: t
     wanted = FUNCTIONAL.norm_rope(norm(width // 2), heads, rope, dtype)
     assert torch.equal(SLABS.norm_rope(norm(width // 2), heads.clone(), rope, dtype), wanted)
     assert torch.equal(SLABS.gated_add(x, x, row, keep=True), FUNCTIONAL.gated_add(x, x, row, keep=True))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 8), (2, 0, 8)], ids=["no sample", "no token"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slabs_of_nothing_are_nothing(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, row = torch.empty(shape, dtype=dtype), torch.ones(shape[0], 1, 8)
+    rope = torch.ones(shape[0], shape[1], 1, 8), torch.ones(shape[0], shape[1], 1, 4)
+    for found in (
+        SLABS.modulated_norm(norm(8), x, None, row, row, dtype),
+        SLABS.norm_rope(norm(8), x[:, :, None], rope, dtype),
+        SLABS.situ(x, x, 1.0),
+        SLABS.gated_add(x, x, row, keep=True),
+    ):
+        assert found.numel() == 0 and found.dtype == dtype
+    assert [*slabs(x)] == [*slabs(x, 2)] == [slice(0, shape[1])]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
