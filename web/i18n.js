@@ -94,6 +94,7 @@ export const ENGLISH = Object.freeze({
   "setup.title": "What ran: the fix, the forward that computed it (engine), the compute dtype, the factors",
   "count.clean": "no value saturated, none NaN/inf",
   "count.saturated": "saturated {n}",
+  "count.beyond": "beyond fp16 {n}",
   "count.clamped": "clamped {n}",
   "count.nonFinite": "NaN/inf {n}",
   "count.rescued": "rescued {n}",

@@ -7,6 +7,12 @@ import { GLYPHS } from "./words.js"
 /** The columns that say nothing where every block has 0 in them, the worst first. */
 const COUNTS = ["nonFinite", "saturated", "clamped", "over"]
 
+/** The columns of counts that a report fills; in a wider stream nothing saturates. */
+export function countColumns(report) {
+  const filled = (name) => report.blocks.some((block) => block[name] > 0)
+  return COUNTS.filter((name) => filled(name) && (report.limited || name !== "saturated"))
+}
+
 export class Table {
   constructor(t) {
     this.t = t
@@ -18,7 +24,7 @@ export class Table {
   }
 
   draw(report) {
-    const counted = COUNTS.filter((name) => report.blocks.some((block) => block[name] > 0))
+    const counted = countColumns(report)
     const threshold = format.exact(report.threshold)
     this.caption.textContent = this.t("table.caption")
     this.head.replaceChildren(

@@ -116,16 +116,18 @@ export function setup(report, t) {
 /** The status line's counts: [{text, title, bad}]; zeros are left out, and where all are zero that is said. */
 export function counts(report, t) {
   if (report.blocks.length === 0) return []
+  const saturated = report.limited ? report.saturated : 0
   const all = [
     { key: "count.nonFinite", value: report.nonFinite, bad: true },
-    { key: "count.saturated", value: report.saturated, bad: report.limited },
+    { key: "count.saturated", value: saturated, bad: true },
+    { key: "count.beyond", value: report.saturated - saturated, bad: false },
     { key: "count.clamped", value: report.clamped, bad: false },
     { key: "count.rescued", value: report.rescues.length, bad: false },
   ]
   const shown = all
     .filter(({ value }) => value > 0)
     .map(({ key, value, bad }) => ({ text: t(key, { n: format.count(value) }), title: format.grouped(value), bad }))
-  const clean = report.nonFinite === 0 && report.saturated === 0
+  const clean = report.nonFinite === 0 && saturated === 0
   return clean ? [{ text: t("count.clean"), title: "", bad: false }, ...shown] : shown
 }
 
@@ -167,7 +169,8 @@ export function blockLines(block, report, t) {
   const lines = [block.name, t("block.peak", { peak: format.exact(block.maxAbs) })]
   if (block.maxAbs === Infinity) lines.push(t("block.overflow"))
   else if (block.bits !== null && report.limited) lines.push(t("block.headroom", { bits: format.bits(block.bits) }))
-  if (block.saturated > 0) lines.push(t("count.saturated", { n: format.grouped(block.saturated) }))
+  const limit = report.limited ? "count.saturated" : "count.beyond"
+  if (block.saturated > 0) lines.push(t(limit, { n: format.grouped(block.saturated) }))
   else if (block.over > 0) lines.push(t("block.over", { n: format.grouped(block.over), threshold: format.exact(report.threshold) }))
   if (block.clamped > 0) lines.push(t("count.clamped", { n: format.grouped(block.clamped) }))
   if (block.nonFinite > 0) lines.push(t("count.nonFinite", { n: format.grouped(block.nonFinite) }))

@@ -32,6 +32,8 @@ from urllib.parse import quote, urlsplit
 Json = dict[str, Any]
 #: The words for a block's level; one that a newer server gives shows as "?".
 LEVELS = {"ok": "ok", "low": "low", "saturated": "saturated", "not_finite": "NaN/inf"}
+#: Streams that 65504 is no limit for.
+WIDE_DTYPES = ("fp32", "float32", "bf16", "bfloat16")
 #: Messages that the verdict says already.
 CONSEQUENCES = ("black_image", "some_images_broken", "image_affected")
 #: What POST /prompt takes beside the nodes and the client's id.
@@ -369,6 +371,7 @@ def factor_text(value: Any) -> str:
 def format_report(report: Json) -> str:
     """The report as text: the verdict and what to do, one line per block with its level, what ran, the messages."""
     factors, summary, said = report.get("factors") or {}, report["summary"], messages(report)
+    wide = report["stream_dtype"] in WIDE_DTYPES
     scale = ", ".join(f"{name} {factor_text(factors[name])}" for name in ("c", "s_attn", "s_ffn") if name in factors)
     lines = [text for field in ("verdict", "remedy") if (text := (report.get(field) or {}).get("text"))]
     lines.append(
@@ -381,15 +384,16 @@ def format_report(report: Json) -> str:
     )
     for block in report["blocks"]:
         peak = "NaN/inf" if block["max_abs"] is None else f"{block['max_abs']:.4g}"
-        margin = "-" if block["headroom_bits"] is None else f"{block['headroom_bits']:.1f} bits"
+        margin = "-" if wide or block["headroom_bits"] is None else f"{block['headroom_bits']:.1f} bits"
+        saturated = "-" if wide else block["saturated"]
         lines.append(
             f"{block['name']:<10}{LEVELS.get(block.get('level'), '?'):<12}{peak:>12}{margin:>12}"
-            f"{block['non_finite']:>12}{block['saturated']:>11}{block['clamped']:>9}{block['over']:>9}"
+            f"{block['non_finite']:>12}{saturated:>11}{block['clamped']:>9}{block['over']:>9}"
         )
     peak = "NaN/inf" if summary["peak"] is None else f"{summary['peak']:.4g}"
     lines.append(
         f"largest value {peak} in {summary['block']}: {summary['non_finite']} NaN/inf, "
-        f"{summary['saturated']} saturated, {summary['clamped']} clamped"
+        f"{summary['saturated']} {'beyond fp16' if wide else 'saturated'}, {summary['clamped']} clamped"
     )
     lines += [
         f"step {r['step']} was computed again with {r['rung']}: {r['reason']}" for r in report.get("rescues") or []

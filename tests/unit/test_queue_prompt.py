@@ -114,6 +114,15 @@ def test_every_factor_that_is_allowed_is_shown(value: Any, text: str) -> None:
     assert client.factor_text(value) == text
 
 
+@pytest.mark.parametrize(("dtype", "wide"), [("fp16", False), ("fp32", True), ("bf16", True)])
+def test_a_stream_that_fp16_does_not_limit_has_no_margin_and_nothing_saturated(dtype: str, wide: bool) -> None:
+    beyond = BLOCK | {"max_abs": 114000.0, "headroom_bits": -0.8, "saturated": 315, "level": "ok"}
+    summary = {"peak": 114000.0, "block": "layer.3", "saturated": 315, "clamped": 0, "non_finite": 0}
+    out = client.format_report(REPORT | {"stream_dtype": dtype, "blocks": [beyond], "summary": summary})
+    row = r"layer\.3 +ok +1\.14e\+05 +- +0 +- +0" if wide else r"layer\.3 +ok +1\.14e\+05 +-0\.8 bits +0 +315 +0"
+    assert re.search(row, out) and ("315 beyond fp16, 0 clamped" in out) is wide
+
+
 def test_a_report_of_an_older_server_is_shown_without_a_verdict() -> None:
     newer = ("outcome", "verdict", "remedy", "messages")
     older = {key: value for key, value in REPORT.items() if key not in newer}

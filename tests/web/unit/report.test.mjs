@@ -3,6 +3,7 @@ import { test } from "node:test"
 import { ENGLISH, Texts } from "../../../web/i18n.js"
 import { MAX_BLOCKS, OUTCOMES, nearest, normalise, text, textBlocks } from "../../../web/report.js"
 import { LEVELS } from "../../../web/scale.js"
+import { countColumns } from "../../../web/table.js"
 import * as words from "../../../web/words.js"
 import { block, message, remedy, report } from "./reports.mjs"
 
@@ -174,7 +175,10 @@ test("counts: what is zero is left out", () => {
   const rescue = { step: 1, rung: "c 1/32", reason: "" }
   assert.deepEqual(say({ blocks: [block("a", null, { non_finite: 1712345, saturated: 3 })] }), ["NaN/inf 1.7M!", "saturated 3!"])
   assert.deepEqual(say({ rescues: [rescue] }), ["no value saturated, none NaN/inf", "rescued 1"])
-  assert.deepEqual(say({ stream_dtype: "fp32", blocks: [block("a", 7e4, { saturated: 3, level: "ok" })] }), ["saturated 3"])
+  const wide = { stream_dtype: "fp32", blocks: [block("a", 7e4, { saturated: 3, over: 9, level: "ok" })] }
+  assert.deepEqual(say(wide), ["no value saturated, none NaN/inf", "beyond fp16 3"])
+  assert.deepEqual(countColumns(shown(report(wide))), ["over"])
+  assert.deepEqual(countColumns(shown(report({ ...wide, stream_dtype: "fp16" }))), ["saturated", "over"])
   assert.deepEqual(say({ blocks: [] }), [])
 })
 
@@ -196,13 +200,15 @@ test("states in words", () => {
 })
 
 test("a block in words", () => {
-  const lines = (rest) => {
-    const r = shown(report({ blocks: [rest] }))
+  const lines = (rest, more = {}) => {
+    const r = shown(report({ blocks: [rest], ...more }))
     return words.blockLines(r.blocks[0], r, t)
   }
   assert.deepEqual(lines(block("layer.0", 5000, { over: 12 })), ["layer.0", "largest |x| 5000", "margin 3.7 bits", "above 4096: 12"])
   assert.deepEqual(lines(block("layer.0", null, { non_finite: 296960 })), ["layer.0", "largest |x| ∞", "NaN or infinity", `NaN/inf 296${THIN}960`])
   assert.deepEqual(lines({ name: "layer.0" }), ["layer.0", "no peak in the report"])
+  const beyond = block("layer.0", 7e4, { saturated: 3, level: "ok" })
+  assert.deepEqual(lines(beyond, { stream_dtype: "fp32" }), ["layer.0", `largest |x| 70${THIN}000`, "beyond fp16 3"])
 })
 
 test("remarks: rescues and messages, not what the first lines say; English sentences where there is nothing else", () => {
