@@ -32,7 +32,7 @@ from ..files import check_target, new_file, save_tensors
 from ..model.forward import BlockReplacement, MossDiT, skip_block
 from ..report.counters import DEFAULT_THRESHOLD, Counters, site_names
 from ..report.messages import message
-from ..report.report import SMALLEST_SCALE, Outcome, Remedy, Report, make_report
+from ..report.report import Outcome, Remedy, Report, make_report
 from ..report.words import bars_of, counts, fact, setup, title
 from ..scaling.factors import factor_text
 from ..scaling.plan import FP16_MAX, StreamPlan, plan_for
@@ -146,7 +146,7 @@ class Session:
         match self.plan.mode:
             case "none" if self.dtype == torch.float16:
                 return Remedy(message("remedy_mode", value="auto"))
-            case "online" if self.dtype == torch.float16 and self.plan.smallest_scale / 16 >= SMALLEST_SCALE:
+            case "online" if self.dtype == torch.float16 and self.plan.smallest_scale / 16 >= self.plan.least_scale:
                 return Remedy(message("remedy_smaller_c", value=factor_text(min(self.plan.factors.c) / 16)))
             case "online" | "weights" if self.dtype == torch.float16:
                 return Remedy(message("remedy_mode", value="fp32_residual"))

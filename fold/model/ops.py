@@ -27,7 +27,7 @@ class Unscale(NamedTuple):
 #: Where oneDNN has no fp16, torch's fp16 products on a CPU are several times slower than fp32 ones.
 _CPU_HAS_FP16 = bool(
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    and getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)()
 )
 
 
@@ -45,11 +45,13 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
-        if (dtype := product_dtype(x)) != x.dtype:
+        if (dtype := product_dtype(x)) != x.dtype and x.shape[:-1].numel() >= _MANY_ROWS:
             return wide_linear(x, weight, bias, dtype)
-        return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
+#: From so many rows on, widening a weight takes less time than it saves.
+_MANY_ROWS = 8
 #: Elements of a weight that are widened at a time: they stay in a CPU's cache.
 _WIDENED = 2**20
 

@@ -15,7 +15,7 @@ import torch
 
 from ..dtypes import dtype_name
 from ..scaling.factors import Factors, factor_text
-from ..scaling.plan import FP16_MAX, Eps, StreamPlan
+from ..scaling.plan import FP16_MAX, SMALLEST_SCALE, Eps, StreamPlan
 from .counters import DEFAULT_THRESHOLD, BlockStats
 from .messages import Message, by_importance, message, named
 
@@ -31,13 +31,6 @@ State = Literal["idle", "running", "done", "failed", "interrupted"]
 
 #: Headroom in bits below which a block counts as low.
 LOW_BITS = 3.0
-
-#: The smallest scale of a stream in fp16. Outside a few massive channels MOSS's values are about 1, and fp16 has all of
-#: its 11 bits down to 2^-14: at 2^-12 even a quarter of that keeps them. Each halving below takes one more away.
-SMALLEST_SCALE = 2.0**-12
-#: The smallest scale with eps = stock. Next to a mean square of about 1 the norms' eps of 1e-6 counts for 1e-6 / c^2:
-#: at 1/16 that is 2.6e-4, less than fp16's own rounding (4.9e-4), at 1/32 1e-3, and at 1/1024 as much as the stream.
-SMALLEST_STOCK_SCALE = 2.0**-4
 
 
 class Block(NamedTuple):
@@ -276,9 +269,8 @@ def make_report(
     limited = stream_dtype == "fp16"
     blocks = tuple(Block(row, level_of(row, limited)) for row in rows)
     seen = counted and (state != "done" or any(row.max_abs > 0 for row in rows))
-    remarks = remarks_on(plan, limited)
-    small = any(said.key == "small_factor" for said in remarks)
-    outcome = outcome_of(blocks, counted=seen and not small, rescued=bool(rescues), finite=finite)
+    remarks, small = remarks_on(plan, limited), limited and plan.loses_bits
+    outcome = outcome_of(blocks, counted=seen, rescued=bool(rescues), small=small, finite=finite)
     cause, remedy = cause_of(outcome, blocks, messages, clamped=plan.clamp is not None), advise(outcome)
     return Report(
         node_id=node_id,
@@ -312,9 +304,9 @@ def make_report(
 def remarks_on(plan: StreamPlan, limited: bool) -> tuple[Message, ...]:
     """Messages about what a plan loses that no counter sees. limited: its streams are stored in fp16."""
     scale, said = plan.smallest_scale, []
-    if limited and scale < SMALLEST_SCALE:
+    if limited and plan.loses_bits:
         said.append(message("small_factor", c=factor_text(scale), least=factor_text(SMALLEST_SCALE)))
-    if plan.eps == "stock" and scale < SMALLEST_STOCK_SCALE:
+    if plan.eps_counts:
         said.append(message("stock_eps", c=factor_text(scale)))
     return tuple(said)
 
@@ -331,13 +323,17 @@ def level_of(block: BlockStats, limited: bool) -> Level:
     return "ok" if bits is None or bits >= LOW_BITS else "low"
 
 
-def outcome_of(blocks: Sequence[Block], *, counted: bool, rescued: bool, finite: bool | None) -> Outcome:
-    """What became of the image. finite: of the result; None where there is none yet."""
+def outcome_of(
+    blocks: Sequence[Block], *, counted: bool, rescued: bool, small: bool, finite: bool | None
+) -> Outcome:
+    """What became of the image. small: the factor is too small. finite: of the result; None where there is none yet."""
     levels = {block.level for block in blocks}
     if finite is False or (finite is None and "not_finite" in levels):
         return "broken"
     if levels & {"saturated", "not_finite"}:
         return "saturated"
+    if small:
+        return "unknown"  # what it loses, no counter sees
     if rescued:
         return "rescued"
     return "ok" if counted else "unknown"

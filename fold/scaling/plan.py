@@ -19,6 +19,13 @@ Eps = Literal["exact", "stock"]
 
 FP16_MAX = 65504.0
 
+#: The smallest scale of a stream in fp16. Outside a few massive channels MOSS's values are about 1, and fp16 has all of
+#: its 11 bits down to 2^-14: at 2^-12 even a quarter of that keeps them. Each halving below takes one more away.
+SMALLEST_SCALE = 2.0**-12
+#: The smallest scale with eps = stock. Next to a mean square of about 1 the norms' eps of 1e-6 counts for 1e-6 / c^2:
+#: at 1/16 that is 2.6e-4, less than fp16's own rounding (4.9e-4), at 1/32 1e-3, and at 1/1024 as much as the stream.
+SMALLEST_STOCK_SCALE = 2.0**-4
+
 
 @dataclass(frozen=True)
 class BlockScale:
@@ -80,6 +87,21 @@ class StreamPlan:
     def smallest_scale(self) -> float:
         """The smallest scale that a stream is stored at: a block's c times the c that the weights carry."""
         return min(self.factors.c) * self.baked.c[0]
+
+    @property
+    def least_scale(self) -> float:
+        """The least that `smallest_scale` may be without a loss, in fp16 and under this plan's eps."""
+        return SMALLEST_STOCK_SCALE if self.eps == "stock" else SMALLEST_SCALE
+
+    @property
+    def loses_bits(self) -> bool:
+        """Whether a stream in fp16 loses bits to the factor."""
+        return self.smallest_scale < SMALLEST_SCALE
+
+    @property
+    def eps_counts(self) -> bool:
+        """Whether stock eps changes the function by more than fp16's own rounding."""
+        return self.eps == "stock" and self.smallest_scale < SMALLEST_STOCK_SCALE
 
     def unscale(self, c: float) -> float:
         """What a norm multiplies a stream of run-time scale `c` by before it applies its own, unscaled eps."""

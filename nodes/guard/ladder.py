@@ -11,7 +11,6 @@ from torch import Tensor
 from ...fold.model.observer import CallObserver, Kind
 from ...fold.report.counters import BlockStats
 from ...fold.report.messages import Message, message, named
-from ...fold.report.report import remarks_on
 from ...fold.scaling.factors import Factors
 from ...fold.scaling.plan import FP16_MAX, Mode, StreamPlan
 from ..state import Path, Rung, RungKind
@@ -103,13 +102,20 @@ def _rungs_above(rung: Rung, evidence: Evidence, manageable: bool) -> Iterator[R
         return
     if manageable and evidence.writers and (shrunk := _shrink_s(f, evidence)) is not None:
         yield Rung(replace(plan, mode=_folded(plan), factors=shrunk), managed=True)
-    if evidence.stream and not plan.fp32_stream:
-        smaller = replace(plan, mode=_folded(plan), factors=replace(f, c=tuple(value * C_STEP for value in f.c)))
-        if not remarks_on(smaller, limited=True):  # else fp16 would lose more by it than it gains
-            yield Rung(smaller, managed=rung.managed)
+    if evidence.stream and not plan.fp32_stream and (step := _c_step(plan)) < 1.0:
+        c = tuple(value * step for value in f.c)
+        yield Rung(replace(plan, mode=_folded(plan), factors=replace(f, c=c)), managed=rung.managed)
     if manageable and not plan.fp32_stream:
         yield _wide_stream(plan, c=1.0)
     yield Rung(replace(plan, factors=f if rung.managed else Factors()), managed=rung.managed, dtype=torch.float32)
+
+
+def _c_step(plan: StreamPlan) -> float:
+    """What c is multiplied by: as far down as fp16 loses nothing by it; 1 or more where there is no such way."""
+    step = C_STEP
+    while plan.smallest_scale * step < plan.least_scale:
+        step *= 2
+    return step
 
 
 def _wide_stream(plan: StreamPlan, c: float) -> Rung:
@@ -179,7 +185,9 @@ def _folded(plan: StreamPlan) -> Mode:
 
 
 def _shrink_s(f: Factors, evidence: Evidence) -> Factors | None:
-    """s one step down on the sides that were out of range; None where they are at the floor."""
-    attn = tuple(s * S_STEP if evidence.attn else s for s in f.s_attn)
-    ffn = tuple(s * S_STEP if evidence.ffn else s for s in f.s_ffn)
-    return None if min(*attn, *ffn) < S_FLOOR else replace(f, s_attn=attn, s_ffn=ffn)
+    """s one step down on the side that was out of range; None where it is at the floor."""
+    attn = tuple(s * S_STEP for s in f.s_attn) if evidence.attn else ()
+    ffn = tuple(s * S_STEP for s in f.s_ffn) if evidence.ffn else ()
+    if min((*attn, *ffn)) < S_FLOOR:
+        return None
+    return replace(f, s_attn=attn or f.s_attn, s_ffn=ffn or f.s_ffn)

@@ -102,12 +102,15 @@ def test_the_rung_comes_from_the_evidence(make: Any, name: str, start: dict[str,
     [
         (StreamPlan("online"), True, ["online c=1/16", "online c=1/256", "online c=1/4096", "fp32_residual"]),
         (StreamPlan("online"), False, ["online c=1/16", "online c=1/256", "online c=1/4096"]),
-        # a factor that would leave its range in one step
-        (StreamPlan("online", Factors(c=(2.0**-10,))), True, ["fp32_residual"]),
+        # as far as there is way left
+        (StreamPlan("online", Factors(c=(2.0**-11,))), True, ["online c=1/4096", "fp32_residual"]),
+        (StreamPlan("online", Factors(c=(2.0**-22,))), True, ["fp32_residual"]),
+        (StreamPlan("online", Factors(c=(1.0, 1.0, 2.0**-22))), True, ["fp32_residual"]),
         # what the weights carry counts
         (StreamPlan("weights", baked=Factors(c=(2.0**-8,))), False, ["online c=1/16"]),
         # with stock eps a smaller c changes the function
         (StreamPlan("online", eps="stock"), False, ["online c=1/16"]),
+        (StreamPlan("online", Factors(c=(0.25,)), eps="stock"), True, ["online c=1/16", "fp32_residual"]),
         (StreamPlan("online", UNIFORM, eps="stock"), True, ["fp32_residual"]),
     ],
 )
@@ -122,6 +125,24 @@ def test_the_ladder_takes_no_factor_that_its_own_report_would_warn_of(
         assert rung.dtype is not None or not remarks_on(rung.plan, limited=not rung.plan.fp32_stream), rung.label
     assert found[:-1] == labels
     assert rung.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("start", "labels"),
+    [
+        (Factors(), ["online s_ffn=1/64", "online s_ffn=1/4096", "fp32_residual s_ffn=1/4096"]),
+        # the other side's s is its own affair
+        (Factors(s_attn=(2.0**-13,)), ["online s_attn=1/8192 s_ffn=1/64", "online s_attn=1/8192 s_ffn=1/4096"]),
+    ],
+)
+def test_the_ladder_shrinks_s_to_its_floor_on_the_side_that_was_out_of_range(start: Factors, labels: list[str]) -> None:
+    rung, found = Rung(StreamPlan("online", start), managed=True), []
+    for _ in labels:
+        above = next_rung(rung, Evidence(ffn=True), manageable=True, path="builtin", disproved=set())
+        assert above is not None
+        rung = above
+        found.append(rung.label)
+    assert found == labels
 
 
 def test_what_the_managed_forward_cannot_run_goes_to_fp32() -> None:

@@ -295,3 +295,11 @@ def test_a_wrapper_that_adds_to_the_stream_is_found(foreign: None) -> None:
     sample(model, conditioning("hot"), steps=1)
     found = report(model)
     assert found["self_check"]["result"] == "failed" and found["compute_dtype"] == "fp32"
+
+
+def test_a_factor_that_cannot_be_halved_is_not_checked_by_halves(foreign: None) -> None:
+    """At c / 2 fp16 loses one bit more, and below 2^-24 there is no factor."""
+    model = fixed(stock("cool", "fp16"), fix="online", c=2.0**-24, engine="native")
+    model.add_wrapper("diffusion_model", lambda run, *args, **kwargs: run(*args, **kwargs))
+    sample(model, conditioning("cool"), steps=1)
+    assert report(model)["outcome"] == "unknown"

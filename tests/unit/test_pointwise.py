@@ -89,7 +89,7 @@ def test_fp16_products_on_a_cpu_round_once_and_overflow_as_fp16_does(
     monkeypatch: pytest.MonkeyPatch, biased: bool
 ) -> None:
     layer = ops.Linear(64, 33, bias=biased, dtype=torch.float16)
-    x = random(3, 64, dtype=torch.float16)
+    x = random(3, 5, 64, dtype=torch.float16)
     with monkeypatch.context() as patch:
         patch.setattr(ops, "_CPU_HAS_FP16", False)
         patch.setattr(ops, "_WIDENED", 8 * 64)  # parts of eight rows, the last one smaller
