@@ -19,17 +19,21 @@ CPU_ELEMENTS, DEVICE_ELEMENTS, DEVICE_SHARE = 2**18, 2**22, 4
 
 
 class Kernels(Protocol):
-    """The four pointwise pieces; what each computes stands in `ops`. Inputs named there as overwritten may be."""
+    """The four pointwise pieces; what each computes stands in `ops`. Only what is named here may be overwritten."""
 
     def modulated_norm(
         self, norm: nn.Module, x: Tensor, unscale: ops.Unscale | None, factor: Tensor, shift: Tensor, dtype: torch.dtype
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Overwrites nothing."""
 
-    def norm_rope(self, norm: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor: ...
+    def norm_rope(self, norm: nn.Module, x: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+        """May overwrite x."""
 
-    def situ(self, up: Tensor, gate: Tensor, factor: float) -> Tensor: ...
+    def situ(self, up: Tensor, gate: Tensor, factor: float) -> Tensor:
+        """May overwrite up."""
 
-    def gated_add(self, x: Tensor, y: Tensor, gate: Tensor, *, keep: bool) -> Tensor: ...
+    def gated_add(self, x: Tensor, y: Tensor, gate: Tensor, *, keep: bool) -> Tensor:
+        """May overwrite x, unless it is to be kept."""
 
 
 class Functional:

@@ -1,7 +1,8 @@
 """The pointwise pieces of MOSS-Image: sinusoid, SiTU, RoPE, the gated add, and the two parameter layers.
 
-Everything here is fp32 inside and rounds once on the way out; nothing is ever float64, and nothing works in place, so
-that gradients and compilers can follow. `slabs` has the same pieces in little memory.
+The pieces are fp32 inside and round once on the way out; `Linear` and `RMSNorm` compute in their input's dtype. Nothing
+is ever float64, and nothing works in place, so that gradients and compilers can follow. `kernels.Slabs` does the same
+in little memory.
 """
 
 from __future__ import annotations
