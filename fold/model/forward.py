@@ -172,7 +172,7 @@ def run_dit(
     if run.observer.wants_inner:
         for name, row in zip((*MODULATION, *HEAD_MODULATION), (*mod, *head.unbind(dim=1)), strict=True):
             run.observer.modulation(name, row)
-    stream = joint_blocks(modules, entry_stream(modules, x, context, run), run, replace or {})
+    stream = joint_blocks(modules, x, context, run, replace or {})
     v = velocity(modules, stream[:, : h * w], head, run)
     return v.transpose(1, 2).reshape(x.shape[0], -1, h, w)
 
@@ -242,9 +242,14 @@ def text_stream(modules: Modules, context: Tensor, run: Run) -> Tensor:
     return x
 
 
-def joint_blocks(modules: Modules, x: Tensor, run: Run, replace: Mapping[int, BlockReplacement]) -> Tensor:
-    """All joint blocks over the stream [B, N + T, D]."""
-    keys, tensors = run.joint_keys(), None
+def joint_blocks(
+    modules: Modules, latent: Tensor, context: Tensor, run: Run, replace: Mapping[int, BlockReplacement]
+) -> Tensor:
+    """The joint stream [B, N + T, D] after all joint blocks.
+
+    It is made in here: until Python 3.11 a caller holds on to what it hands over, and with it to a second stream.
+    """
+    x, keys, tensors = entry_stream(modules, latent, context, run), run.joint_keys(), None
     run.observe(Kind.ENTRY, 0, x, run.plan.entry)
     for i, scale in enumerate(run.plan.blocks(run.arch.depth)):
         if scale.rescale != 1.0:
