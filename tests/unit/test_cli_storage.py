@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,16 +296,16 @@ def test_a_plain_kill_is_one_line_for_every_command(command: str, monkeypatch: p
 
 
 def writes_into(folder: Path, pid: int) -> bool:
-    nameless = any(link.is_symlink() and str(folder) in str(link.readlink()) for link in descriptors(pid))
+    nameless = any(str(folder) in target for target in descriptors(pid))
     return nameless or any(folder.glob("*.part-*"))
 
 
-def descriptors(pid: int) -> list[Path]:
-    folder = Path(f"/proc/{pid}/fd")
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
+def descriptors(pid: int) -> Iterator[str]:
+    """What a process has open; what it closes meanwhile, and itself once it is gone, is passed over."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(link.readlink())
 
 
 class Terminal(io.StringIO):
