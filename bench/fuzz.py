@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import random
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from typing import Any
 from fold.checkpoint.reader import open_checkpoint
 from fold.errors import MossError
 from fold.scaling.record import RECORD_KEY, FoldRecord
+
+from .memory import new_peak, peak_mb
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 SECONDS, MEGABYTES = 2.0, 256
@@ -169,7 +170,7 @@ def outcome(work: Callable[[], object], file: Path | None = None) -> str:
 
     file: whose size may come on top of MEGABYTES, as its pages are mapped.
     """
-    before = forget_peak()
+    before = new_peak()
     begun = time.process_time()  # of the processor, which other programs' work does not stretch
     try:
         work()
@@ -182,8 +183,9 @@ def outcome(work: Callable[[], object], file: Path | None = None) -> str:
         raise AssertionError(f"{type(error).__name__} instead of a sentence: {error!s:.200}") from error
     took = time.process_time() - begun
     assert took < SECONDS, f"{took:.1f} s until {said!r}"
-    grown, allowed = peak_megabytes() - before, MEGABYTES + (file.stat().st_size / 2**20 if file else 0.0)
-    assert grown < allowed, f"{grown:.0f} MB more until {said!r}"
+    if before is not None:
+        grown, allowed = peak_mb() - before, MEGABYTES + (file.stat().st_size / 1e6 if file else 0.0)
+        assert grown < allowed, f"{grown:.0f} MB more until {said!r}"
     return said
 
 
@@ -192,25 +194,6 @@ def open_and_read(file: Path) -> None:
     with open_checkpoint(file) as checkpoint:
         checkpoint.state_dict(check=True)
         _ = checkpoint.dtype, checkpoint.nbytes, checkpoint.foreign
-
-
-def forget_peak() -> float:
-    """Begin a new peak of this process's memory; MB held now. Without Linux's /proc 0, and no peak is known."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return 0.0
-    return _megabytes("VmRSS")
-
-
-def peak_megabytes() -> float:
-    """The most memory that this process has held since `forget_peak`; 0 where the system cannot tell."""
-    return _megabytes("VmHWM") if os.access("/proc/self/clear_refs", os.W_OK) else 0.0
-
-
-def _megabytes(field: str) -> float:
-    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(f"{field}:"))
-    return int(line.split()[1]) / 1024
 
 
 def one(seed: int, sources: list[tuple[dict[str, Any], bytes]], folder: Path) -> str:

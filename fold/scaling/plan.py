@@ -101,7 +101,7 @@ class StreamPlan:
     @property
     def eps_counts(self) -> bool:
         """Whether stock eps changes the function by more than fp16's own rounding."""
-        return self.eps == "stock" and self.smallest_scale < SMALLEST_STOCK_SCALE
+        return self.eps == "stock" and self.smallest_scale < self.least_scale
 
     def unscale(self, c: float) -> float:
         """What a norm multiplies a stream of run-time scale `c` by before it applies its own, unscaled eps."""

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fold.model import ops
+from fold.model import fused, ops
 from fold.model.forward import sdpa
-from fold.model.fused import _roundings as roundings
 from fold.model.kernels import CPU_ELEMENTS, FUNCTIONAL, Slabs, near_tanh, slabs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -29,9 +28,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def norm(width: int) -> ops.RMSNorm:
-    layer = ops.RMSNorm(width, 1e-6, dtype=torch.float32)
-    layer.weight.copy_(random(width))
-    return layer
+    return fused._norm(random(width))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,7 +101,7 @@ def test_fp16_products_on_a_cpu_round_once_and_overflow_as_fp16_does(
     wide = sdpa(q.float(), q.float(), q.float(), None)
     assert torch.equal(attended, wide.half())
     monkeypatch.setattr(ops, "_CPU_HAS_FP16", True)
-    assert ops.product_dtype(x) == torch.float16 and roundings(layer(x), found) <= 1
+    assert ops.product_dtype(x) == torch.float16 and fused._roundings(layer(x), found) <= 1
 
 
 def test_products_of_other_dtypes_and_devices_keep_their_dtype() -> None:
