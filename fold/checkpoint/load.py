@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..arch import MossArch
-from ..dtypes import NOTHING_APPLIED, AppliedDtypes, in_own_dtype, stored_dtype
+from ..dtypes import NOTHING_APPLIED, AppliedDtypes, dtype_name, in_own_dtype, stored_dtype
 from ..errors import MossError
 from ..model.forward import MossDiT
 from ..model.ops import rope_bands
@@ -70,9 +70,17 @@ def ready_tensor(checkpoint: Checkpoint, name: str, target: torch.dtype, unfold:
         ready = rescale(tensor, divide=scale, dtype=target)
         finite = is_finite(ready)
     if not finite:
-        check_finite(name, tensor, checkpoint.where)
-        raise MossError(f"{name} in {checkpoint.where} does not fit fp16: compute in bf16 or fp32.")
+        raise not_finite(name, tensor, target, checkpoint.where)
     return ready
+
+
+def not_finite(name: str, tensor: Tensor, target: torch.dtype, where: str) -> MossError:
+    """The error for a weight that is not finite in dtype `target`; `tensor` is what the file `where` holds."""
+    try:
+        check_finite(name, tensor, where)
+    except MossError as damaged:
+        return damaged
+    return MossError(f"{name} in {where} does not fit {dtype_name(target)}: compute in bf16 or fp32.")
 
 
 def default_bands(arch: MossArch) -> Tensor:

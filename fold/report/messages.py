@@ -45,6 +45,10 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
         "The conditioning {name} held NaN or infinity before the model was called: the node that made it is to blame, "
         "not the fp16 fix.",
     ),
+    "weights_broken": (
+        "error",
+        "Weights of the model hold NaN or infinity: {weights}. The model file is damaged, or an adapter made them so.",
+    ),
     "model_broken": (
         "error",
         "Even in fp32 the output holds NaN or infinity: the model, an adapter or the conditioning is broken.",
@@ -107,6 +111,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "cause_clamp": ("info", "the clamp limited values in {blocks}"),
     "cause_input": ("info", "the model was given NaN or infinity"),
     "cause_between": ("info", "guidance or the sampler made NaN or infinity"),
+    "cause_weights": ("info", "weights of the model hold NaN or infinity"),
     "cause_model": ("info", "even in fp32 the output holds NaN or infinity"),
     "cause_output": ("info", "the model's output holds NaN or infinity"),
     # ---- what to do: the report's remedy, and what fills {remedy}

@@ -354,6 +354,8 @@ def cause_of(
             return message("cause_between")
         case "broken" if any(key.startswith("input_fault") for key in keys):
             return message("cause_input")
+        case "broken" if "weights_broken" in keys:
+            return message("cause_weights")
         case "broken" if "model_broken" in keys:
             return message("cause_model")
         case "broken" if bad:

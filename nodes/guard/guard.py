@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...fold.dtypes import dtype_name
 from ...fold.errors import MossError
-from ...fold.report.messages import Message, message
+from ...fold.report.messages import Message, message, named
 from ...fold.report.report import CheckResult, Remedy, Rescue, SelfCheck
 from ..engines.adapters import refuse_unscaled
 from ..engines.router import OURS
@@ -23,6 +23,7 @@ from ..state import FixState, Rung
 from . import self_check
 from .call import ModelCall
 from .inputs_check import (
+    broken_weights,
     conditioning_fault,
     finite_items,
     nan_for_broken,
@@ -166,15 +167,21 @@ class WatchedCall:
         self.call = replace(self.call, x=zeros_for_broken(self.call.x, self.kept_items))
 
     def rescue(self, out: Tensor, evidence: Evidence) -> Tensor:
-        """The call on the first higher rung that is in range, on which the run stays; `out` where there is none."""
+        """The call on the first higher rung that is in range, on which the run stays; `out` where there is none.
+
+        There is none for a model with broken weights, which is found out by one look at them.
+        """
         run, first = self.run, evidence.reason()
+        if not bool(out.isfinite().all()) and (broken := self.weights_fault()):
+            self.give_up("model_broken", broken)
+            return out
         while True:
             manageable = self.call.manageable and "managed" not in run.disproved
             if manageable:
                 evidence = self.closer_look()
             rung = self.next_proven_rung(evidence, manageable)
             if rung is None:
-                self.give_up("model_broken", message("model_broken"))
+                self.give_up("model_broken", self.weights_fault() or message("model_broken"))
                 return out
             run.rung = rung
             again = self.call.recompute_stripping_wrappers(rung, run.counters)
@@ -186,6 +193,11 @@ class WatchedCall:
         said = message("rescued", step=run.step + 1, rung=run.rung.label, reason=first)
         publish.notice(self.fix, run, "rescue", said, remedy_for(self.fix, run, "rescued"))
         return out
+
+    def weights_fault(self) -> Message | None:
+        """A message naming the weights that are not finite, if any is."""
+        broken = broken_weights(self.call.tree)
+        return message("weights_broken", weights=named(broken)) if broken else None
 
     def closer_look(self) -> Evidence:
         """Compute the failed call again, watching o and ffn_down of the blocks: which of them overflowed first."""

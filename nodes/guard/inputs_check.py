@@ -1,4 +1,5 @@
-"""Latents and conditionings that no rung helps: before the model sees them they hold NaN, or do not fit it."""
+"""What no rung helps: latents, conditionings and weights that hold NaN before the model computes, or texts that do not
+fit it."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...fold.arch import MossArch
+from ...fold.checkpoint.reader import is_finite
 from ...fold.report.messages import Message, message
 from ..engines.managed import no_tokens, wrong_text
 from ..model.comfy_types import Guider
@@ -28,6 +30,12 @@ def conditioning_fault(conds: Mapping[str, Any]) -> Message | None:
             if not bool(_finite(value, mask).all()):
                 return message("input_fault_cond", name="text" if name == "c_crossattn" else name)
     return None
+
+
+def broken_weights(tree: nn.Module) -> list[str]:
+    """The names of parameters with NaN or infinity, quantized ones left out. Reads them all, and waits for each."""
+    plain = ((name, weight) for name, weight in tree.named_parameters() if type(weight) is nn.Parameter)
+    return [name for name, weight in plain if not is_finite(weight)]
 
 
 def unusable_text(arch: MossArch, guider: Guider, *, managed: bool) -> str | None:

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import functools
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-
 import comfy.model_management as mm
 import comfy.model_patcher
 import comfy.sd
@@ -17,7 +10,7 @@ import torch
 from comfy.cli_args import args
 
 from ...fold.checkpoint.load import default_bands
-from ...fold.checkpoint.reader import Checkpoint, check_finite, open_checkpoint
+from ...fold.checkpoint.reader import Checkpoint, open_checkpoint
 from ...fold.dtypes import DTYPES, DtypeRule, parse_rules
 from ...fold.errors import MossError
 from ...fold.qkv import split_state_dict
@@ -29,6 +22,7 @@ from ..model.moss import is_moss
 from ..model.native_class import native_config
 from ..model.stored_fold import KEY
 from .builtin import MossModelConfig
+from .checked_copy import CheckedCopies
 from .qkv_patcher import take_both_layouts
 
 #: ComfyUI's launch flags for the dtype a diffusion model runs in, the first that is set counts. fp64 is more than any
@@ -65,12 +59,15 @@ def load_moss(
     with open_checkpoint(path) as checkpoint:
         stored, chosen = chosen_dtypes(dtype, checkpoint)
         weights, record = ready_weights(checkpoint, unfold), checkpoint.record
-        with finite(checkpoint, weights):
+        copies = CheckedCopies({name: weight for name, weight in weights.items() if checkpoint.is_plain(name)})
+        with copies:
             model = None if engine == "builtin" else load_native(weights, stored, checkpoint, disable_dynamic)
             if model is None and engine == "native":
                 raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
             if model is None:
                 model = load_builtin(weights, (stored, chosen), checkpoint, parse_rules(rules), disable_dynamic)
+        # a dynamic MODEL leaves its weights in the file until they are needed; the guard looks at them then
+        copies.refuse_not_finite(checkpoint.where, rest=not model.is_dynamic())
     if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
         model.set_model_compute_dtype(chosen)
     model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine, rules))
@@ -101,44 +98,27 @@ def _dtype_for_device(parameters: int) -> torch.dtype:
 
 
 def ready_weights(checkpoint: Checkpoint, unfold: bool) -> dict[str, torch.Tensor]:
-    """Bare-key weights, memory-mapped but for the few that an unfold changes."""
-    weights, record = checkpoint.state_dict(), checkpoint.record
+    """Bare-key weights and companions, in the file's own memory but for the few that an unfold changes."""
+    weights, record = stored_weights(checkpoint), checkpoint.record
     if unfold and record is not None:
         for name in filter(checkpoint.is_plain, checkpoint.names()):
             weights[name] = unfold_tensor(name, weights[name], checkpoint.arch, record.factors)
     return weights
 
 
-@contextlib.contextmanager
-def finite(checkpoint: Checkpoint, weights: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Refuses NaN and infinity by name when the block ends.
+def stored_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Bare-key weights and companions as ComfyUI's own loaders read them.
 
-    The look at every weight goes on in a thread while ComfyUI builds the model in the block: it brings the file into
-    memory for both, and costs next to nothing on top of the copying.
+    Mapped in its way, so that its memory management can read them from the file again and give their pages back; or
+    not mapped, where it was started with --disable-mmap.
     """
-    stop = threading.Event()
-    # the thread gets the context too, since ComfyUI's progress bar asks it which node is running
-    look = functools.partial(contextvars.copy_context().run, check_weights, checkpoint, dict(weights), stop)
-    with ThreadPoolExecutor(1, "moss-weights") as thread:
-        found = thread.submit(look)
+    stored: dict[str, torch.Tensor] = {}
+    for file in checkpoint.files:
         try:
-            yield
-        except BaseException:
-            stop.set()
-            raise
-        found.result()
-
-
-def check_weights(checkpoint: Checkpoint, weights: dict[str, torch.Tensor], stop: threading.Event) -> None:
-    """Raises MossError for the first weight that holds NaN or infinity."""
-    bar = comfy.utils.ProgressBar(len(weights))
-    for name, weight in weights.items():
-        if stop.is_set():
-            return
-        if checkpoint.is_plain(name):
-            check_finite(name, weight, checkpoint.where)
-        bar.update(1)
-        mm.throw_exception_if_processing_interrupted()
+            stored |= comfy.utils.load_torch_file(str(file))
+        except Exception as error:
+            raise MossError(f"{file.name} cannot be read: {error}") from error
+    return {name: stored[checkpoint.info(name).name] for name in (*checkpoint.names(), *checkpoint.companions)}
 
 
 def load_native(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -351,24 +352,47 @@ def test_a_nan_prompt_is_the_inputs_fault(make: Any) -> None:
     assert any("conditioning text held NaN" in sentence for sentence in report(model)["warnings"])
 
 
-def test_a_broken_model_is_climbed_once_and_named(make: Any) -> None:
-    """NaN in a weight: no rung helps, and the calls after the first do not climb again."""
-    model = make("cool", "fp16")
-    block = model.model.diffusion_model.layers[1].proj.ffn_down
-    broken = block.weight.detach().clone()
-    broken[0, 0] = float("nan")
-    model.add_object_patch("diffusion_model.layers.1.proj.ffn_down.weight", torch.nn.Parameter(broken, False))
-    model = fixed(model)
+def calls_of(model: Any) -> list[int]:
+    """A list that grows by each call of the MODEL's diffusion model."""
     calls: list[int] = []
     model.add_wrapper_with_key(
         "diffusion_model", "count", lambda executor, *a, **k: calls.append(1) or executor(*a, **k)
     )
+    return calls
+
+
+def test_a_broken_model_is_climbed_once_and_named(make: Any) -> None:
+    """NaN out of a patch: no rung helps, and the calls after the first do not climb again."""
+    model = make("cool", "fp16")
+    model.set_model_patch_replace(lambda args, extra: {"img": args["img"] * math.nan}, "dit", "single_block", 1)
+    model = fixed(model)
+    calls = calls_of(model)
     sample(model, conditioning("cool"), steps=4)
     first_climb = len(calls) - 3
-    assert first_climb <= 24
+    assert 3 < first_climb <= 24
     found = report(model)
     assert [m["key"] for m in found["messages"]] == ["black_image", "model_broken"]
     assert found["remedy"]["key"] == "remedy_model" and found["verdict"]["values"]["cause"]["key"] == "cause_model"
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_broken_weights_are_named(value: float, make: Any) -> None:
+    """Where the output is NaN nothing is climbed. A class that clips makes numbers of infinity, up to a rung of fp32."""
+    model = make("cool", "fp16")
+    path = "diffusion_model.layers.1.proj.ffn_down.weight"
+    broken = model.get_model_object(path).detach().clone()
+    broken[0, 0] = value
+    model.add_object_patch(path, torch.nn.Parameter(broken, False))
+    model = fixed(model)
+    calls = calls_of(model)
+    sample(model, conditioning("cool"), steps=4)
+    found = report(model)
+    assert [m["key"] for m in found["messages"]] == ["black_image", "weights_broken"]
+    assert found["messages"][1]["values"] == {"weights": ["layers.1.proj.ffn_down.weight"]}
+    assert found["remedy"]["key"] == "remedy_model" and found["verdict"]["values"]["cause"]["key"] == "cause_weights"
+    assert found["rescues"] == []
+    if math.isnan(value):
+        assert len(calls) <= 4 + 3  # with what proves the fold on a class of ComfyUI's own
 
 
 # ---- off and report ---------------------------------------------------------------------------------------------

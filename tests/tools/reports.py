@@ -110,6 +110,7 @@ def samples() -> list[Message]:
         "input_fault_between": {"call": 2},
         "input_fault_between_some": {"call": 2},
         "input_fault_cond": {"name": "text"},
+        "weights_broken": {"weights": ("layers.1.proj.ffn_down.weight",)},
         "out_of_range": {"step": 1, "reason": reason},
         **{
             key: {
