@@ -377,7 +377,7 @@ def test_a_broken_model_is_climbed_once_and_named(make: Any) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_broken_weights_are_named(value: float, make: Any) -> None:
-    """Where the output is NaN nothing is climbed. A class that clips makes numbers of infinity, up to a rung of fp32."""
+    """When the output is NaN nothing is climbed. A class that clips makes numbers of infinity, until a rung in fp32."""
     model = make("cool", "fp16")
     path = "diffusion_model.layers.1.proj.ffn_down.weight"
     broken = model.get_model_object(path).detach().clone()
