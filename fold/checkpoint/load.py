@@ -11,7 +11,7 @@ from ..errors import MossError
 from ..model.forward import MossDiT
 from ..model.ops import rope_bands
 from ..scaling.weights import rescale, row_scale
-from .reader import Checkpoint, cast_checked, check_finite, is_finite
+from .reader import Checkpoint, cast_checked, damaged, is_finite
 
 #: So much of a file is read before its pages are given back.
 RELEASE_BYTES = 128 * 1024 * 1024
@@ -76,11 +76,10 @@ def ready_tensor(checkpoint: Checkpoint, name: str, target: torch.dtype, unfold:
 
 def not_finite(name: str, tensor: Tensor, target: torch.dtype, where: str) -> MossError:
     """The error for a weight that is not finite in dtype `target`; `tensor` is what the file `where` holds."""
-    try:
-        check_finite(name, tensor, where)
-    except MossError as damaged:
-        return damaged
-    return MossError(f"{name} in {where} does not fit {dtype_name(target)}: compute in bf16 or fp32.")
+    if not is_finite(tensor):
+        return damaged(name, where)
+    instead = "compute in bf16 or fp32" if target == torch.float16 else "use a wider dtype"
+    return MossError(f"{name} in {where} does not fit {dtype_name(target)}: {instead}.")
 
 
 def default_bands(arch: MossArch) -> Tensor:

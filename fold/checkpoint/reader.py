@@ -207,7 +207,12 @@ def holds_model(file: Path) -> bool:
 def check_finite(name: str, tensor: torch.Tensor, where: str) -> None:
     """Raise MossError naming ``name`` and ``where`` when a float tensor holds NaN or infinity."""
     if not is_finite(tensor):
-        raise MossError(f"{name} in {where} holds NaN or infinity: the file is damaged, download or convert it again.")
+        raise damaged(name, where)
+
+
+def damaged(name: str, where: str) -> MossError:
+    """The error for a weight that is not finite in the file `where`."""
+    return MossError(f"{name} in {where} holds NaN or infinity: the file is damaged, download or convert it again.")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -47,7 +47,8 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     ),
     "weights_broken": (
         "error",
-        "Weights of the model hold NaN or infinity: {weights}. The model file is damaged, or an adapter made them so.",
+        "Weights of the model hold NaN or infinity: {weights}. The model file is damaged, an adapter made them so, or "
+        "they do not fit {dtype}.",
     ),
     "model_broken": (
         "error",
@@ -121,6 +122,7 @@ TEXTS: Mapping[str, tuple[Severity, str]] = {
     "remedy_save_steps": ("info", "To save the repeated steps set {settings} on {node}."),
     "remedy_input": ("info", "Check the nodes before the sampler; fp16 is not the cause."),
     "remedy_between": ("info", "Take guidance nodes out one by one, or try another sampler; fp16 is not the cause."),
+    "remedy_weights": ("info", "Get the model file again, take LoRAs out one by one, or load it in bf16 or fp32."),
     "remedy_model": ("info", "Check the model file, and take LoRAs and patches out one by one; fp16 is not the cause."),
     "remedy_mode": ("info", "Run it again with --mode {value}."),
     "remedy_dtype": ("info", "Run it again with --dtype fp32, which tells a broken model from one out of range."),

@@ -172,7 +172,7 @@ class WatchedCall:
         There is none for a model with broken weights, which is found out by one look at them.
         """
         run, first = self.run, evidence.reason()
-        if not bool(out.isfinite().all()) and (broken := self.weights_fault()):
+        if not bool(out.isfinite().all()) and (broken := self.weights_fault):
             self.give_up("model_broken", broken)
             return out
         while True:
@@ -181,7 +181,7 @@ class WatchedCall:
                 evidence = self.closer_look()
             rung = self.next_proven_rung(evidence, manageable)
             if rung is None:
-                self.give_up("model_broken", self.weights_fault() or message("model_broken"))
+                self.give_up("model_broken", self.weights_fault or message("model_broken"))
                 return out
             run.rung = rung
             again = self.call.recompute_stripping_wrappers(rung, run.counters)
@@ -194,10 +194,14 @@ class WatchedCall:
         publish.notice(self.fix, run, "rescue", said, remedy_for(self.fix, run, "rescued"))
         return out
 
+    @cached_property
     def weights_fault(self) -> Message | None:
         """A message naming the weights that are not finite, if any is."""
-        broken = broken_weights(self.call.tree)
-        return message("weights_broken", weights=named(broken)) if broken else None
+        broken = broken_weights(self.call.tree, self.fix.arch.names)
+        if not broken:
+            return None
+        dtype = dtype_name(next(iter(broken.values())).dtype)
+        return message("weights_broken", weights=named(tuple(broken)), dtype=dtype)
 
     def closer_look(self) -> Evidence:
         """Compute the failed call again, watching o and ffn_down of the blocks: which of them overflowed first."""

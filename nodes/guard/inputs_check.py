@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...fold.arch import MossArch
 from ...fold.checkpoint.reader import is_finite
+from ...fold.names import ModuleNames
 from ...fold.report.messages import Message, message
 from ..engines.managed import no_tokens, wrong_text
 from ..model.comfy_types import Guider
@@ -32,10 +33,22 @@ def conditioning_fault(conds: Mapping[str, Any]) -> Message | None:
     return None
 
 
-def broken_weights(tree: nn.Module) -> list[str]:
-    """The names of parameters with NaN or infinity, quantized ones left out. Reads them all, and waits for each."""
-    plain = ((name, weight) for name, weight in tree.named_parameters() if type(weight) is nn.Parameter)
-    return [name for name, weight in plain if not is_finite(weight)]
+#: Dtypes of weights that are looked at; others are quantized, or stored in 8 bits.
+_LOOKED_AT = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def broken_weights(tree: nn.Module, names: ModuleNames) -> dict[str, Tensor]:
+    """The model's parameters with NaN or infinity, by name. Reads them all, and waits for each."""
+    parameters = ((name.replace("_orig_mod.", ""), weight) for name, weight in tree.named_parameters())
+    return {
+        name: weight
+        for name, weight in parameters
+        if names.of(name.rpartition(".")[0]) is not None  # another module may be there and take no part
+        and type(weight) is nn.Parameter
+        and weight.dtype in _LOOKED_AT
+        and not weight.is_meta
+        and not is_finite(weight)
+    }
 
 
 def unusable_text(arch: MossArch, guider: Guider, *, managed: bool) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import comfy.model_management as mm
 import comfy.model_patcher
 import comfy.sd
@@ -9,11 +11,13 @@ import comfy.utils
 import torch
 from comfy.cli_args import args
 
+from ...fold.arch import MossArch
 from ...fold.checkpoint.load import default_bands
-from ...fold.checkpoint.reader import Checkpoint, open_checkpoint
+from ...fold.checkpoint.reader import Checkpoint, is_finite, open_checkpoint
 from ...fold.dtypes import DTYPES, DtypeRule, parse_rules
 from ...fold.errors import MossError
 from ...fold.qkv import split_state_dict
+from ...fold.scaling.factors import Factors
 from ...fold.scaling.record import StoredFold
 from ...fold.scaling.weights import unfold_tensor
 from ..engines.dtypes import rules_on, store_parameters
@@ -24,6 +28,8 @@ from ..model.stored_fold import KEY
 from .builtin import MossModelConfig
 from .checked_copy import CheckedCopies
 from .qkv_patcher import take_both_layouts
+
+log = logging.getLogger(__name__)
 
 #: ComfyUI's launch flags for the dtype a diffusion model runs in, the first that is set counts. fp64 is more than any
 #: weight of MOSS-Image holds, and not every device has it.
@@ -59,15 +65,15 @@ def load_moss(
     with open_checkpoint(path) as checkpoint:
         stored, chosen = chosen_dtypes(dtype, checkpoint)
         weights, record = ready_weights(checkpoint, unfold), checkpoint.record
-        copies = CheckedCopies({name: weight for name, weight in weights.items() if checkpoint.is_plain(name)})
-        with copies:
+        plain = {name: weight for name, weight in weights.items() if checkpoint.is_plain(name)}
+        with CheckedCopies(plain, checkpoint.where) as copies:
             model = None if engine == "builtin" else load_native(weights, stored, checkpoint, disable_dynamic)
             if model is None and engine == "native":
                 raise MossError("This ComfyUI has no MOSS-Image class of its own: update it, or use engine = auto.")
             if model is None:
                 model = load_builtin(weights, (stored, chosen), checkpoint, parse_rules(rules), disable_dynamic)
         # a dynamic MODEL leaves its weights in the file until they are needed; the guard looks at them then
-        copies.refuse_not_finite(checkpoint.where, rest=not model.is_dynamic())
+        copies.refuse_not_finite(rest=not model.is_dynamic())
     if model.get_model_object("manual_cast_dtype") != chosen and model.model.get_dtype_inference() != chosen:
         model.set_model_compute_dtype(chosen)
     model.cached_patcher_init = (load_moss, (path, dtype, unfold, engine, rules))
@@ -98,27 +104,34 @@ def _dtype_for_device(parameters: int) -> torch.dtype:
 
 
 def ready_weights(checkpoint: Checkpoint, unfold: bool) -> dict[str, torch.Tensor]:
-    """Bare-key weights and companions, in the file's own memory but for the few that an unfold changes."""
+    """Bare-key weights and companions as stored, but for the few that an unfold changes."""
     weights, record = stored_weights(checkpoint), checkpoint.record
     if unfold and record is not None:
         for name in filter(checkpoint.is_plain, checkpoint.names()):
-            weights[name] = unfold_tensor(name, weights[name], checkpoint.arch, record.factors)
+            weights[name] = _unfolded(name, weights[name], checkpoint.arch, record.factors)
     return weights
 
 
-def stored_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Bare-key weights and companions as ComfyUI's own loaders read them.
+def _unfolded(name: str, weight: torch.Tensor, arch: MossArch, factors: Factors) -> torch.Tensor:
+    """In the weight's dtype where that holds it: fp16 may hold the folded weight only."""
+    plain = unfold_tensor(name, weight, arch, factors)
+    fits = weight.dtype != torch.float16 or plain is weight or is_finite(plain)
+    return plain if fits else unfold_tensor(name, weight, arch, factors, torch.float32)
 
-    Mapped in its way, so that its memory management can read them from the file again and give their pages back; or
-    not mapped, where it was started with --disable-mmap.
+
+def stored_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Bare-key weights and companions, read by ComfyUI's own reader where it can read the file.
+
+    So --disable-mmap counts, and a dynamic MODEL moves weights from the file to the device as it does any other's.
     """
     stored: dict[str, torch.Tensor] = {}
-    for file in checkpoint.files:
-        try:
+    try:
+        for file in checkpoint.files:
             stored |= comfy.utils.load_torch_file(str(file))
-        except Exception as error:
-            raise MossError(f"{file.name} cannot be read: {error}") from error
-    return {name: stored[checkpoint.info(name).name] for name in (*checkpoint.names(), *checkpoint.companions)}
+        return {name: stored[checkpoint.info(name).name] for name in (*checkpoint.names(), *checkpoint.companions)}
+    except Exception as error:  # a dtype that it does not know, or the disk: the pack's own reader says which
+        log.debug("ComfyUI cannot read %s: %s", checkpoint.where, error)
+        return checkpoint.state_dict()
 
 
 def load_native(

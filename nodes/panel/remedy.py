@@ -30,7 +30,9 @@ def remedy_for(fix: FixState, run: Run, outcome: Outcome) -> Remedy | None:
             return Remedy(message("remedy_between"))
         case "saturated" | "broken" if any(key.startswith("input_fault") for key in said):
             return Remedy(message("remedy_input"))
-        case "saturated" | "broken" if said & {"model_broken", "weights_broken"} or run.compute_dtype != torch.float16:
+        case "broken" if "weights_broken" in said:
+            return Remedy(message("remedy_weights"))
+        case "saturated" | "broken" if "model_broken" in said or run.compute_dtype != torch.float16:
             return Remedy(message("remedy_model"))
         case "saturated" | "broken" if fix.options.fix == "none" and fix.first_rung.plan.mode == "none":
             return Remedy(message("remedy_fix", value="auto", node=node_of(fix)), Setting("fix", "auto"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from moss_fp16_pack.fold.errors import MossError
 from moss_fp16_pack.nodes.loading import checked_copy
 from moss_fp16_pack.nodes.loading.checked_copy import CheckedCopies, _covered
 from moss_fp16_pack.nodes.loading.load import load_moss
-from raw_files import golden, save
+from quantized_files import quantize
+from raw_files import golden, golden_metadata, save, shard
 from repo import DATA
 
 DAMAGED = ("layers.0.proj.q.weight", "layers.2.proj.v.weight", "layers.2.proj.ffn_down.weight", "layers.1.norm2.weight")
@@ -56,11 +58,60 @@ def test_one_bad_value_in_a_fused_weight(place: int, engine: str, foreign: None,
 
 
 @pytest.mark.parametrize("engine", ["builtin", "native"])
-def test_a_value_too_large_for_the_dtype_is_named(engine: str, foreign: None, tmp_path: Path) -> None:
-    file = damaged(tmp_path, "layers.2.proj.o.weight", 1e5)  # bf16 holds it
-    with pytest.raises(MossError, match=r"layers\.2\.proj\.o\.weight in bad\.safetensors does not fit fp16"):
+@pytest.mark.parametrize("part", "oqkv")
+def test_a_value_too_large_for_the_dtype_is_named(part: str, engine: str, foreign: None, tmp_path: Path) -> None:
+    """In q, k and v, too, which a class may join before it casts them."""
+    file = damaged(tmp_path, f"layers.2.proj.{part}.weight", 1e5)  # bf16 holds it
+    with pytest.raises(MossError, match=rf"^layers\.2\.proj\.{part}\.weight in bad\.safetensors does not fit fp16"):
         load_moss(file, "fp16", True, engine)
     load_moss(file, "bf16", True, engine)
+
+
+@pytest.mark.parametrize("engine", ["builtin", "native"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_finite_weights_with_a_sum_out_of_range_load(
+    dtype: str, engine: str, foreign: None, small_pieces: None, tmp_path: Path
+) -> None:
+    tensors = {name: tensor.half() for name, tensor in golden("hot").items()}
+    tensors[DAMAGED[2]][:] = 60000.0
+    load_moss(str(save(tmp_path / "loud.safetensors", tensors)), dtype, True, engine)
+
+
+def test_a_folded_weight_may_be_too_large_unfolded(tmp_path: Path) -> None:
+    """fp16 holds 60000, and not 16 times as much: in fp32 it loads, in fp16 it is named."""
+    tensors = golden("hot_fp16fix")
+    tensors[key := "text_embedder.proj.weight"][0, 0] = 60000.0
+    tensors = {name: tensor if name == "rope.bands" else tensor.half() for name, tensor in tensors.items()}
+    file = str(save(tmp_path / "loud.safetensors", tensors, golden_metadata("hot_fp16fix")))
+    loaded = load_moss(file, "fp32", True, "builtin").model.diffusion_model.state_dict()
+    assert float(loaded[key][0, 0]) == float(tensors[key][0, 0]) * 16
+    with pytest.raises(MossError, match=rf"^{key} in loud\.safetensors does not fit fp16: compute in bf16 or fp32"):
+        load_moss(file, "fp16", True, "builtin")
+
+
+@pytest.mark.parametrize("engine", ["builtin", "native"])
+def test_a_folder_of_shards(engine: str, foreign: None, tmp_path: Path) -> None:
+    whole = load("hot", "fp16", engine=engine).model.diffusion_model.state_dict()
+    parts = load_moss(
+        str(shard(tmp_path / "m", golden("hot"))), "fp16", True, engine
+    ).model.diffusion_model.state_dict()
+    assert list(parts) == list(whole) and all(torch.equal(parts[key], whole[key]) for key in whole)
+
+
+def test_what_breaks_a_class_that_got_half_of_its_weights_is_the_weight(
+    foreign: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    take = torch.nn.Module.load_state_dict
+
+    def strict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        take(self, *args, **kwargs)
+        raise ValueError("norm2 is not what it was")
+
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", strict)
+    with pytest.raises(MossError, match=rf"^{DAMAGED[0]} in bad\.safetensors holds NaN"):
+        load_moss(damaged(tmp_path, DAMAGED[0], float("nan")), "fp16", True, "native")
+    with pytest.raises(ValueError, match="norm2"):
+        load("hot", engine="native")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -113,7 +164,7 @@ def test_what_stays_in_the_file_is_read_only_when_a_run_breaks(
     sample(model, conditioning("hot"), steps=2)
     found = report(model)
     assert [said["key"] for said in found["messages"]] == ["black_image", "weights_broken"]
-    assert found["messages"][1]["values"] == {"weights": [key]}
+    assert found["messages"][1]["values"] == {"weights": [key], "dtype": "bf16"}
 
 
 @pytest.mark.parametrize("engine", ["builtin", "native"])
@@ -151,13 +202,31 @@ def test_weights_come_from_comfyuis_own_reader(engine: str, foreign: None, monke
     assert block.proj.o.weight.untyped_storage()._comfy_tensor_file_slice == "here"
 
 
-def test_a_file_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyError("F8_E8M0"), OSError(5, "the drive went away"), MemoryError()])
+def test_what_comfyui_cannot_read_the_packs_own_reader_reads(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such as a dtype that ComfyUI's table of them lacks."""
+    expected = load("hot").model.diffusion_model.state_dict()
+
     def fails(*_: Any, **__: Any) -> Any:
-        raise OSError("the network drive went away")
+        raise error
 
     monkeypatch.setattr(comfy.utils, "load_torch_file", fails)
-    with pytest.raises(MossError, match=r"hot\.safetensors cannot be read: the network drive went away"):
-        load("hot")
+    found = load("hot").model.diffusion_model.state_dict()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+@pytest.mark.parametrize("mapped", [True, False])
+def test_disable_mmap_counts(mapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a weight that is taken over lies in the file's memory."""
+    monkeypatch.setattr(comfy.utils, "DISABLE_MMAP", not mapped)
+    file = DATA / "hot.safetensors"
+    weight = load_dynamic(str(file), "fp32", "builtin").model.diffusion_model.layers[0].proj.o.weight
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file))]
+    spans = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+    assert any(first <= weight.data_ptr() < last for first, last in spans) == mapped
 
 
 @pytest.mark.parametrize("engine", ["builtin", "native"])
@@ -202,6 +271,7 @@ COPIES = {
     "columns": (lambda x: x[:, 1:], False),
     "turned": (lambda x: x.t(), False),
     "a subclass": (lambda x: x.as_subclass(Counted), False),
+    "as integers": (lambda x: x.view(torch.int32), False),
     "another's": (lambda x: x.clone(), False),
 }
 
@@ -217,19 +287,36 @@ def test_only_whole_rows_of_what_is_watched_go_piece_by_piece(
         checked_copy, "copy_checked", lambda source, target: pieces.append(1) or copy_checked(source, target)
     )
     x = torch.randn(8, 6)
-    copies = CheckedCopies({"x": x})
+    part = make(x)
+    copies = CheckedCopies({"x": x}, "file")
     with torch.no_grad(), copies:
-        out = torch.zeros(make(x).shape, dtype=torch.bfloat16)
-        out.copy_(make(x))
-        wide = torch.zeros(2, *make(x).shape)
-        wide.copy_(make(x))  # another shape
-        rows = torch.cat([make(x), make(x)], 0)
-        columns = torch.cat([make(x), make(x)], 1)
-    assert torch.equal(out, make(x).bfloat16()) and torch.equal(wide, torch.stack([make(x), make(x)]))
+        out = torch.zeros(part.shape, dtype=torch.bfloat16).copy_(part)
+        wide = torch.zeros(2, *part.shape, dtype=part.dtype).copy_(part)  # another shape
+        rows = torch.cat([part, part], 0)
+        columns, mixed = torch.cat([part, part], 1), torch.cat([part, part.bfloat16()])
+        again = torch.zeros(rows.shape).copy_(rows)
+        with pytest.raises((RuntimeError, ValueError), match="non-empty"):
+            torch.cat([])
+    assert torch.equal(out, part.bfloat16()) and torch.equal(wide, torch.stack([part, part]))
     assert torch.equal(rows, wide.flatten(0, 1)) and torch.equal(columns, torch.cat([*wide], 1))
-    assert len(pieces) == (3 if watched else 0)
-    copies.refuse_not_finite("file", rest=True)
+    assert torch.equal(mixed, torch.cat([part, part.bfloat16()])) and torch.equal(again, rows.float())
+    assert len(pieces) == (4 if watched else 0)  # one copy, two joined, and the joined one's
+    copies.refuse_not_finite(rest=True)
     assert separate == ([] if case == "whole" else [48])
+
+
+def test_nothing_quantized_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither codes nor their scales: an infinite scale is none of a weight's values."""
+    seen: list[str] = []
+    init = CheckedCopies.__init__
+
+    def watched(self: CheckedCopies, weights: dict[str, torch.Tensor], where: str) -> None:
+        seen.extend(weights)
+        init(self, weights, where)
+
+    monkeypatch.setattr(CheckedCopies, "__init__", watched)
+    load_moss(str(quantize("hot", "fp8_scaled", tmp_path / "q.safetensors")), "bf16", True, "builtin")
+    assert "layers.0.norm1.weight" in seen and not {name for name in seen if ".proj." in name and "layers." in name}
 
 
 @given(st.integers(1, 12), st.sets(st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda p: (min(p), max(p)))))

@@ -12,11 +12,13 @@ import pytest
 import torch
 from comfy_runs import conditioning, fixed, load, rel, report, sample, stock
 from moss_fp16_pack.fold.model.observer import Kind
+from moss_fp16_pack.fold.names import OFFICIAL
 from moss_fp16_pack.fold.report import counters
 from moss_fp16_pack.fold.report.report import remarks_on
 from moss_fp16_pack.fold.scaling.factors import Factors
 from moss_fp16_pack.fold.scaling.plan import StreamPlan
 from moss_fp16_pack.nodes.apply import apply_fix
+from moss_fp16_pack.nodes.guard.inputs_check import broken_weights
 from moss_fp16_pack.nodes.guard.ladder import Evidence, WriterWatch, evidence_of, next_rung
 from moss_fp16_pack.nodes.inputs import read_options
 from moss_fp16_pack.nodes.panel import remedy
@@ -388,11 +390,37 @@ def test_broken_weights_are_named(value: float, make: Any) -> None:
     sample(model, conditioning("cool"), steps=4)
     found = report(model)
     assert [m["key"] for m in found["messages"]] == ["black_image", "weights_broken"]
-    assert found["messages"][1]["values"] == {"weights": ["layers.1.proj.ffn_down.weight"]}
-    assert found["remedy"]["key"] == "remedy_model" and found["verdict"]["values"]["cause"]["key"] == "cause_weights"
+    assert found["messages"][1]["values"] == {"weights": ["layers.1.proj.ffn_down.weight"], "dtype": "fp16"}
+    assert found["remedy"]["key"] == "remedy_weights" and found["verdict"]["values"]["cause"]["key"] == "cause_weights"
     assert found["rescues"] == []
     if math.isnan(value):
         assert len(calls) <= 4 + 3  # with what proves the fold on a class of ComfyUI's own
+
+
+def test_weights_that_take_no_part_are_not_to_blame(make: Any) -> None:
+    """A layer that the class leaves as it came from the system's memory."""
+    model = fixed(make("hot", "fp16"), fix="none")
+    tree = model.model.diffusion_model
+    tree.add_module("control_adapter", torch.nn.Linear(2, 2))
+    tree.control_adapter.weight = torch.nn.Parameter(torch.full((2, 2), math.nan), False)
+    try:
+        out = sample(model, conditioning("hot"), steps=2)
+    finally:
+        del tree.control_adapter
+    assert out.isfinite().all() and report(model)["rescues"] and report(model)["outcome"] == "rescued"
+
+
+def test_only_weights_that_can_be_looked_at_are(make: Any) -> None:
+    """Not those without values or in 8 bits; the name is the model's, also where blocks are compiled one by one."""
+    tree = make("cool", "fp16").model.diffusion_model
+    block = tree.layers[1]
+    block.norm1.weight = torch.nn.Parameter(torch.empty(64, device="meta"), False)
+    block.norm2.weight = torch.nn.Parameter(torch.full((64,), math.nan).to(torch.float8_e5m2), False)
+    assert broken_weights(tree, OFFICIAL) == {}
+    block.norm2.weight = torch.nn.Parameter(torch.full((64,), math.nan), False)
+    compiled = torch.compile(block)
+    tree.layers[1] = compiled
+    assert list(broken_weights(tree, OFFICIAL)) == ["layers.1.norm2.weight"]
 
 
 # ---- off and report ---------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def samples() -> list[Message]:
         "input_fault_between": {"call": 2},
         "input_fault_between_some": {"call": 2},
         "input_fault_cond": {"name": "text"},
-        "weights_broken": {"weights": ("layers.1.proj.ffn_down.weight",)},
+        "weights_broken": {"weights": ("layers.1.proj.ffn_down.weight",), "dtype": "fp16"},
         "out_of_range": {"step": 1, "reason": reason},
         **{
             key: {

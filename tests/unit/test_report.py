@@ -146,7 +146,7 @@ def test_the_cause_of_a_broken_image() -> None:
     assert cause(1.0, INF) == "cause_range"
     assert cause(1.0, 640.0) == "cause_output"
     assert cause(1.0, INF, messages=[message("model_broken")]) == "cause_model"
-    assert cause(1.0, INF, messages=[message("weights_broken", weights=("a.weight",))]) == "cause_weights"
+    assert cause(1.0, INF, messages=[message("weights_broken", weights=("a.weight",), dtype="fp16")]) == "cause_weights"
     assert cause(1.0, INF, messages=[message("input_fault_cond", name="text")]) == "cause_input"
 
 
