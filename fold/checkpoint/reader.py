@@ -22,6 +22,7 @@ from ..names import OFFICIAL, ModuleNames
 from ..qkv import join_state_dict, split_state_dict
 from ..scaling.record import RECORD_KEY, FoldRecord
 from .file_kinds import kind_of
+from .fresh_memory import provide
 from .header import Header, TensorInfo, clip, read_header
 from .keys import PREFIXES, Layout, read_layout
 
@@ -253,6 +254,7 @@ def copy_checked(source: torch.Tensor, target: torch.Tensor) -> bool:
     source, target = source.reshape(-1), target.view(-1)
     for start in range(0, source.numel(), _PIECE):
         given, piece = source[start : start + _PIECE], target[start : start + _PIECE]
+        provide(piece)
         if same:
             total += _total(given)
         piece.copy_(given if wide is None else wide[: given.numel()].copy_(given))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import platform
 import re
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from repo import DATA
 
 from fold.checkpoint import load, reader
+from fold.checkpoint.fresh_memory import provide
 from fold.checkpoint.load import load_model
 from fold.checkpoint.reader import cast_checked, open_checkpoint
 
@@ -42,6 +45,44 @@ def test_what_is_not_finite_afterwards_is_found_in_any_piece(place: int, value: 
     assert not cast_checked(x, torch.float16)[1]
     assert cast_checked(x, torch.bfloat16)[1] == (value == 1e6)
     assert cast_checked(x, torch.float32)[1] == (value == 1e6)
+
+
+def page_faults() -> int:
+    """Pages that the system has given this process as it touched them."""
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or tuple(map(int, platform.release().split(".")[:2])) < (5, 14),
+    reason="only Linux 5.14 and newer provides memory when asked",
+)
+def test_memory_is_provided_before_it_is_written() -> None:
+    """As much as there is to write, page by page; what was written there before stays."""
+    fresh = torch.empty(32 * 2**20, dtype=torch.uint8)  # larger than what the C library keeps
+    pages = fresh.nbytes // mmap.PAGESIZE
+    fresh[: fresh.nbytes // 2 + 1] = 7
+    before = page_faults()
+    provide(fresh)
+    provided = page_faults()
+    fresh[fresh.nbytes // 2 + 1 :] = 9
+    assert page_faults() - provided < pages / 20 and provided - before <= pages
+    assert fresh[0] == fresh[fresh.nbytes // 2] == 7 and fresh[-1] == 9
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_each_piece_is_provided_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[float]] = []
+    monkeypatch.setattr(reader, "provide", lambda piece: seen.append(piece.tolist()))
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    cast_checked(torch.ones(20), torch.float16)
+    assert seen == [[0.0] * 7, [0.0] * 7, [0.0] * 6]
+
+
+def test_providing_memory_asks_for_no_more_than_there_is() -> None:
+    for count in (0, 1, 4095, 4096, 4097):
+        provide(torch.zeros(count, dtype=torch.uint8))
 
 
 def mapped(file: Path) -> int:
