@@ -47,6 +47,13 @@ def test_what_is_not_finite_afterwards_is_found_in_any_piece(place: int, value: 
     assert cast_checked(x, torch.float32)[1] == (value == 1e6)
 
 
+@pytest.mark.parametrize("source", DTYPES)
+def test_a_sum_out_of_range_is_no_value_out_of_range(source: torch.dtype) -> None:
+    x = torch.full((100,), 6e4).to(source)
+    ready, finite = cast_checked(x, torch.float16)
+    assert finite and torch.equal(ready, x.half()) and not ready.sum().isfinite()
+
+
 def page_faults() -> int:
     """Pages that the system has given this process as it touched them."""
     import resource
