@@ -22,7 +22,6 @@ from ..names import OFFICIAL, ModuleNames
 from ..qkv import join_state_dict, split_state_dict
 from ..scaling.record import RECORD_KEY, FoldRecord
 from .file_kinds import kind_of
-from .fresh_memory import provide
 from .header import Header, TensorInfo, clip, read_header
 from .keys import PREFIXES, Layout, read_layout
 
@@ -221,13 +220,17 @@ def is_finite(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() == 0 or math.isfinite(_total(tensor)):
         return True
     # finite values whose sum overflows: these decide, in twice the time
-    low, high = (tensor.float() if tensor.element_size() == 1 else tensor).aminmax()
+    low, high = _summable(tensor).aminmax()
     return bool(low.isfinite() & high.isfinite())
 
 
 def _total(tensor: torch.Tensor) -> float:
     """The sum, which is never finite with NaN or infinity in it."""
-    return float((tensor.float() if tensor.element_size() == 1 else tensor).sum())
+    return float(_summable(tensor).sum())
+
+
+def _summable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.element_size() == 1 else tensor
 
 
 def cast_checked(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
@@ -247,6 +250,8 @@ def copy_checked(source: torch.Tensor, target: torch.Tensor) -> bool:
     one 16-bit dtype to another torch converts a value at a time; by way of fp32 it is exact, too, and faster.
     """
     import torch
+
+    from .fresh_memory import provide
 
     same, wide, total = source.dtype == target.dtype, None, 0.0
     if not same and source.element_size() == target.element_size() == 2:

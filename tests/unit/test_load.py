@@ -13,7 +13,7 @@ import pytest
 import torch
 from repo import DATA
 
-from fold.checkpoint import load, reader
+from fold.checkpoint import fresh_memory, load, reader
 from fold.checkpoint.fresh_memory import provide
 from fold.checkpoint.load import load_model
 from fold.checkpoint.reader import cast_checked, open_checkpoint
@@ -81,7 +81,7 @@ def test_memory_is_provided_before_it_is_written() -> None:
 @pytest.mark.usefixtures("small_pieces")
 def test_each_piece_is_provided_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[float]] = []
-    monkeypatch.setattr(reader, "provide", lambda piece: seen.append(piece.tolist()))
+    monkeypatch.setattr(fresh_memory, "provide", lambda piece: seen.append(piece.tolist()))
     monkeypatch.setattr(torch, "empty", torch.zeros)
     cast_checked(torch.ones(20), torch.float16)
     assert seen == [[0.0] * 7, [0.0] * 7, [0.0] * 6]
